@@ -5,9 +5,7 @@ import json
 import random
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Container
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -16,130 +14,24 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from loop_formats.collection_request import CollectionEnd, CollectionRequest, LostRollout
 from loop_formats.ids import parse_collection_id
-from loop_formats.rollout import Rollout
 from loop_formats.run_files import read_lines, write_rollouts
 from loop_formats.run_folder import STREAM_FILE, read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm import scoring
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import latest_checkpoint
-from loop_recipes.rollouts import stream as stream_module
-from loop_recipes.rollouts.source import Collected
 from loop_recipes.run.metrics import METRICS
-from loop_recipes.run.stop_request import StopRequested
 from rollout_server.client import CollectionFailed
 from support.counter_node import TOKEN, local_node
 from support.deaths import Killed
-from support.refilled_runs import TOKEN_ENV, Node, adapters, made_up_rollout, train_refilled
+from support.ranks import on_ranks
+from support.refilled_runs import TOKEN_ENV, adapters
 from support.small_runs import config_over, replay_config, train
+from support.stream_node import FLOOR, ROLLOUTS, StreamDisk, train_streamed
 from support.waiting import DEADLINE_S
 
-SLOTS, TASKS, ROLLOUTS, FLOOR = 10, 3, 4, 2
-EPS = 0.2
-
-
-@dataclass
-class Work:
-    """A group on the node."""
-
-    request: CollectionRequest
-    state: str = "running"
-    versions: list[int] = field(default_factory=list)
-    """Those that were served while it ran."""
-    finished: list[Rollout] = field(default_factory=list)
-    lost: int = 0
-
-
-@dataclass
-class StreamDisk:
-    """What a node keeps. Each look at it is a moment in which chance lets rollouts finish. The groups whose numbers are
-    in ``lose`` are lost."""
-
-    lose: Container[int] = ()
-    chance: random.Random = field(default_factory=lambda: random.Random(7))
-    groups: dict[str, Work] = field(default_factory=dict)
-    served: int = 0
-
-    def move(self) -> None:
-        free = SLOTS
-        for work in [each for each in self.groups.values() if each.state == "running"]:
-            if free <= 0:
-                return
-            free -= ROLLOUTS - len(work.finished)
-            if self.served not in work.versions:
-                work.versions.append(self.served)
-            if parse_collection_id(work.request.id).group in self.lose:
-                work.state, work.lost = "failed", ROLLOUTS
-            elif self.chance.random() < 0.6:
-                self._finish(work)
-
-    def _finish(self, work: Work) -> None:
-        rollout = made_up_rollout(work.request, work.request.tasks[0], len(work.finished))
-        pinned = work.request.policy_mode == "pinned"
-        versions = [work.request.policy_version] if pinned else sorted(self.chance.choices(work.versions, k=3))
-        turns = [replace(turn, policy_version=v) for turn, v in zip(rollout.turns, [*versions * 3], strict=False)]
-        work.finished.append(replace(rollout, turns=turns, seconds=self.chance.uniform(1.0, 50.0)).validate())
-        if len(work.finished) == ROLLOUTS:
-            work.state = "complete"
-
-
-class StreamNode(Node):
-    """A node that works on as many groups as it has slots for."""
-
-    disk: StreamDisk
-
-    def publish(self, version, folder, canary=None):
-        super().publish(version, folder, canary)
-        self.disk.served = version
-
-    def start(self, request):
-        super().start(request)
-        work = self.disk.groups.setdefault(request.id, Work(request))
-        if work.state == "cancelled":
-            work.state = "running"
-        assert work.request == request
-
-    def collections(self):
-        self.moments.reach("look")
-        if self.stop.exists():
-            raise StopRequested
-        self.disk.move()
-        return {
-            name: {
-                "finished": len(work.finished),
-                "lost": work.lost,
-                "state": work.state,
-                "seconds": self.seconds(work),
-            }
-            for name, work in self.disk.groups.items()
-        }
-
-    @staticmethod
-    def seconds(work):
-        return float(10 * len(work.finished) + 1) if work.versions and work.state == "running" else 0.0
-
-    def end_early(self, request):
-        work = self.disk.groups[request.id]
-        assert len(work.finished) >= FLOOR
-        if work.state == "running":
-            work.state = "early_stop"
-
-    def cancel(self, request):
-        self.disk.groups[request.id].state = "cancelled"
-
-    def read(self, request, deadline_s=0.0):
-        self.moments.reach("read")
-        work = self.disk.groups[request.id]
-        lost = [LostRollout(request.tasks[0], index, "server_error", "boom") for index in range(work.lost)]
-        dropped = ROLLOUTS - len(work.finished) - work.lost
-        times = {"lost": lost, "dropped_seconds": [30.0] * dropped}
-        end = CollectionEnd(work.state, len(work.finished), dropped, 10 * dropped, {}, 1.0, **times)
-        if work.state == "failed":
-            raise CollectionFailed("4 of 4 rollouts lost", end)
-        assert work.state in ("complete", "early_stop"), "it is read once it has ended"
-        return Collected(list(work.finished), end, 0.0)
+TASKS, EPS = 3, 0.2
 
 
 @pytest.fixture
@@ -151,12 +43,9 @@ def config(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream_module, "POLL_S", 0.0)
-
-    def trained(name, disk, at=None, end=None, **collection):
-        settings = {"stream": True, "min_rollouts_per_task": FLOOR, "min_rollouts_fraction": 0.7, **collection}
-        return train_refilled(config, tmp_path / name, disk, settings, 1, at, end, StreamNode)
+def run(config, tmp_path):
+    def trained(name, disk, *moment, **collection):
+        return train_streamed(config, tmp_path / name, disk, collection, *moment)
 
     return trained
 
@@ -238,7 +127,7 @@ def test_a_stream_that_was_killed_loses_nothing_and_takes_nothing_twice(run, con
     draw, disk, folder = random.Random(number), StreamDisk(chance=random.Random(number)), tmp_path / "run"
     for first, last in ((5, 40), (0, 30)):
         with pytest.raises(Killed):
-            run("run", disk, at=draw.randint(first, last), end=kill, max_policy_lag=2)
+            run("run", disk, draw.randint(first, last), kill, max_policy_lag=2)
     run("run", disk, max_policy_lag=2)
     assert_once(folder, disk, 2)
     ended = {name for name, work in disk.groups.items() if work.state in ("complete", "early_stop")}
@@ -250,6 +139,28 @@ def test_a_stream_that_was_killed_loses_nothing_and_takes_nothing_twice(run, con
     )
     again = replayed(config, folder, disk, max_policy_lag=2)
     assert adapters(again) == adapters(folder)
+
+
+@pytest.mark.integration
+def test_two_ranks_take_the_groups_that_one_does_and_learn_the_same(config, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train_streamed(config, one, StreamDisk(), {"max_policy_lag": 2})
+    on_ranks(2, train_streamed, config, two, StreamDisk(), {"max_policy_lag": 2})
+    chosen = [
+        [
+            (parse_collection_id(each["group"]).group, each["versions"])
+            for groups in taken(run).values()
+            for each in groups
+        ]
+        for run in (one, two)
+    ]
+    assert chosen[0] == chosen[1]
+    for alone, shared in zip(read_metrics(one), read_metrics(two), strict=True):
+        for key in ("loss", "grad_norm", "reward", "rollouts", "lag_mean", "dropped_rollouts", "open_groups"):
+            assert shared[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-6), (alone["iteration"], key)
+    ended = [json.loads((latest_checkpoint(run / "checkpoints") / "state.json").read_text()) for run in (one, two)]
+    for key in ("iteration", "policy_version", "sampler", "stream"):
+        assert ended[1][key] == ended[0][key], key
 
 
 def test_groups_that_are_lost_are_left_out_up_to_a_share(run, tmp_path):

@@ -7,17 +7,27 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
 from loop_appworld import LoopAppWorldRecipe, recipe_main
 from loop_recipes.algorithm.advantages import LeaveOneOut
+from loop_recipes.engine import checkpoint
+from loop_recipes.rollouts import stream
+from loop_recipes.rollouts.node_source import NodeSource
+from loop_recipes.rollouts.stream import Stream
 from support.signals import signalled
+from support.small_runs import train
 from support.waiting import block_until
 
 
@@ -76,3 +86,46 @@ def run_to_its_end(config: Path, said: Path, *words: str) -> None:
     with open(said / f"rank{os.environ['RANK']}", "w") as file, contextlib.redirect_stderr(file):
         status = recipe_main()
     assert status == 0, status
+
+
+PLACES = {
+    "group noted, not asked for": (NodeSource, "start"),
+    "rollouts read, not taken": (Stream, "_note_taken"),
+    "taken, not learned": (LoopAppWorldRecipe, "update"),
+    "in the update": (torch.optim.AdamW, "step"),
+    "updated, not logged": (LoopAppWorldRecipe, "_log"),
+    "logged, not saved": (LoopAppWorldRecipe, "save_checkpoint"),
+    "half a checkpoint": (checkpoint, "save_file"),
+    "saved, not published": (LoopAppWorldRecipe, "_publish"),
+    "exported, not served": (NodeSource, "publish"),
+    "served, nothing asked": (LoopAppWorldRecipe, "_take"),
+}
+"""Where a run of a stream may be killed: before the method does anything."""
+
+
+def train_to_a_place(config: Path, place: str | None = None, number: int = 0, delay_s: float = 0.0) -> Counter[str]:
+    """Train, and have this process killed ``delay_s`` after it came to the place for the time ``number``, from 0.
+    Returns how often it came to each."""
+    reached, stream.POLL_S = Counter[str](), 0.05
+
+    def come_to(name: str) -> None:
+        reached[name] += 1
+        if (name, reached[name]) == (place, number + 1):
+            kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+            threading.Timer(delay_s, kill).start() if delay_s else kill()
+
+    for name, (owner, method) in PLACES.items():
+        setattr(owner, method, preceded(getattr(owner, method), partial(come_to, name)))
+    train(OmegaConf.load(config))
+    return reached
+
+
+def preceded(work: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
+    """``work``, before which ``first`` is called."""
+
+    @wraps(work)
+    def both(*arguments: Any, **options: Any) -> Any:
+        first()
+        return work(*arguments, **options)
+
+    return both

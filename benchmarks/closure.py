@@ -56,6 +56,7 @@ ASKED_FOR = {
     "loop_recipes.engine.packed_weights",
     "loop_recipes.evaluation.dev_scores",
     "loop_recipes.plan.host_memory",
+    "loop_recipes.plots.slots",
     "loop_recipes.rollouts.mixed_tasks",
     "loop_recipes.rollouts.replay_source",
     "loop_recipes.rollouts.several_nodes",

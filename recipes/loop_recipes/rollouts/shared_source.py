@@ -78,14 +78,12 @@ class SharedSource:
         on_main_rank(lambda: self._source.start(request))
 
     def collect(self, request: CollectionRequest) -> Collected | None:
-        """Start a collection (or find it again) and wait for it; None when the run was asked to stop meanwhile.
-
-        Only rank 0 gets the texts of the rollouts.
-        """
+        """Start a collection (or find it again) and wait for it, as :meth:`collect_by` does."""
         return self.collect_by(lambda source: collect(source, request))
 
     def collect_by(self, work: Callable[[Any], Collected]) -> Collected | None:
-        """Return rollouts that ``work`` gets from the source, as :meth:`collect` does."""
+        """Return rollouts that ``work`` gets from the source, their texts on rank 0 only; None when the run was asked to
+        stop meanwhile."""
         return on_main_rank(lambda: self._unless_stopped(work), Collected.pack, Collected.unpack)
 
     def ask(self, work: Callable[[Any], Any]) -> Any:

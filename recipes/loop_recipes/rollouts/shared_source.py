@@ -82,7 +82,7 @@ class SharedSource:
         return self.collect_by(lambda source: collect(source, request))
 
     def collect_by(self, work: Callable[[Any], Collected]) -> Collected | None:
-        """Return rollouts that ``work`` gets from the source, their texts on rank 0 only; None when the run was asked to
+        """Return rollouts that ``work`` gets from the source, texts on rank 0 only; None when the run was asked to
         stop meanwhile."""
         return on_main_rank(lambda: self._unless_stopped(work), Collected.pack, Collected.unpack)
 

@@ -119,11 +119,13 @@ class Containers:
                 raise ValueError(f"{task.folder / 'task.toml'}: {error}, or set WORKDIR in its Dockerfile") from error
         return folder
 
-    async def begin(self, task: HarborTask, image: str, workdir: str) -> str:
-        """Start a container of a task, in which nothing runs; returns its name."""
+    async def begin(self, task: HarborTask, image: str, workdir: str, mounted: Path | None = None) -> str:
+        """Start a container of a task, in which nothing runs; returns its name. It only reads ``mounted``, as /loop."""
         name = f"{self._own}-{next(self._numbers)}-{secrets.token_hex(3)}"
         limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}", f"--pids-limit={PROCESSES}"]
         flags = ["--init", "--stop-timeout=0", f"--label={NAMED}"]
+        if mounted is not None:
+            flags.append(f"--volume={mounted}:/loop:ro")
         if task.workdir is not None:
             flags.append(f"--workdir={workdir}")
         if self.client == "podman":

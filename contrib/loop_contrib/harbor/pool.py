@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
@@ -34,6 +36,7 @@ from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, joined_resu
 from agent_environments.tools.identity import digest
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.harbor.containers import Containers, Shell, TooLong, Unusable
+from loop_contrib.harbor.inside import LOOP, describe, make_entrance
 from loop_contrib.harbor.tasks import HarborTask, read_folder
 from loop_plumbing.sanitize import printable
 
@@ -95,12 +98,13 @@ class HarborEnvironment:
         self._task: HarborTask | None = None
         self._names: list[str] = []
         self._shell: Shell | None = None
+        self._entrance: Path | None = None
         self._left_s = 0.0
         self._closed = False
 
-    async def _begin(self, task: HarborTask) -> str:
+    async def _begin(self, task: HarborTask, mounted: Path | None = None) -> str:
         image, workdir = self._pool.images[task.id]
-        self._names.append(await self._containers.begin(task, image, workdir))
+        self._names.append(await self._containers.begin(task, image, workdir, mounted))
         return self._names[-1]
 
     async def start(self, task_id: str) -> list[Message]:
@@ -110,10 +114,14 @@ class HarborEnvironment:
             EnvironmentCrashed: the back end does not give them.
         """
         task = self._pool.task(task_id)
-        await self._begin(task)
+        self._entrance = make_entrance() if self._pool.programs else None
+        name = await self._begin(task, self._entrance and self._entrance / LOOP)
         self._task, self._left_s = task, task.agent_s
         if (await self._run("true", task))[1]:
             raise EnvironmentCrashed(f"task {task_id}: there is no shell in its container")
+        if self._entrance is not None:
+            describe(self._entrance, task, self._containers.client, name, self._pool.images[task_id][1])
+            return [Message("system", str(self._entrance)), Message("user", task.instruction)]
         instructions = INSTRUCTIONS.format(workdir=", ".join(self._pool.artifacts(task)))
         tools = tools_section([schema(self._pool.deadline_s)])
         return [Message("system", f"{instructions}\n\n{tools}"), Message("user", task.instruction)]
@@ -227,6 +235,8 @@ class HarborEnvironment:
             for name in self._names:
                 await self._containers.remove(name)
         finally:
+            if self._entrance is not None:
+                shutil.rmtree(self._entrance)
             self._pool.release()
 
 
@@ -271,6 +281,7 @@ class HarborPool:
         max_characters: of what a command prints: its beginning and its end.
         observation_max_tokens: the results of a turn's calls together.
         artifacts_mb: that an agent may leave to be graded.
+        programs: the agent is a program of its own in the container (:mod:`loop_contrib.harbor.inside`).
         max_worlds: episodes at a time, each with a container, and one more while it is graded.
 
     Raises:
@@ -288,6 +299,7 @@ class HarborPool:
         max_characters: int = 8000,
         observation_max_tokens: int = 3000,
         artifacts_mb: int = 256,
+        programs: bool = False,
         max_worlds: int = 8,
     ) -> None:
         if min(deadline_s, max_characters, observation_max_tokens, artifacts_mb, max_worlds) <= 0:
@@ -305,6 +317,7 @@ class HarborPool:
         """Image and working folder of each task."""
         self.deadline_s, self.max_characters, self.artifacts_mb = deadline_s, max_characters, artifacts_mb
         self.cut = (observation_max_tokens, token_spans)
+        self.programs = programs
         self._slots = Slots(max_worlds)
 
     async def open(self) -> None:

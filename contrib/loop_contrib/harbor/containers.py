@@ -31,6 +31,8 @@ NAMED = "loop-harbor"
 CALL_S = 300.0
 """Seconds for a call that does not run the task's own programs."""
 END_S = 10.0
+REMOVAL_S = (1.0, 2.0)
+"""Seconds between the looks at an ended container, which somebody may be about to remove."""
 PROCESSES = 512
 MOST_FILES = 100_000
 
@@ -119,9 +121,12 @@ class Containers:
                 raise ValueError(f"{task.folder / 'task.toml'}: {error}, or set WORKDIR in its Dockerfile") from error
         return folder
 
-    async def begin(self, task: HarborTask, image: str, workdir: str, mounted: Path | None = None) -> str:
-        """Start a container of a task, in which nothing runs; returns its name. It only reads ``mounted``, as /loop."""
-        name = f"{self._own}-{next(self._numbers)}-{secrets.token_hex(3)}"
+    def name(self) -> str:
+        """Return the name of a container to come."""
+        return f"{self._own}-{next(self._numbers)}-{secrets.token_hex(3)}"
+
+    async def begin(self, name: str, task: HarborTask, image: str, workdir: str, mounted: Path | None = None) -> None:
+        """Start a container of a task, in which nothing runs; it may read ``mounted``, as /loop."""
         limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}", f"--pids-limit={PROCESSES}"]
         flags = ["--init", "--stop-timeout=0", f"--label={NAMED}"]
         if mounted is not None:
@@ -138,11 +143,14 @@ class Containers:
         loose = task.folder / "environment"
         if task.image and not (loose / "Dockerfile").exists() and loose.is_dir():
             await self.must("cp", f"{loose}/.", f"{name}:{workdir}")
-        return name
 
     async def is_running(self, name: str) -> bool:
-        """Raises EnvironmentCrashed where the container is gone: nothing in it can remove it."""
-        return (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running"
+        """Raises EnvironmentCrashed where the container is gone, or will soon be: nothing in it can remove it."""
+        for wait_s in (*REMOVAL_S, 0.0):
+            if (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running":
+                return True
+            await asyncio.sleep(wait_s)
+        return False
 
     async def end_processes(self, name: str) -> None:
         """End all that runs in a container, from outside; its files stay. If it does not begin again, it stays ended.
@@ -182,6 +190,7 @@ class Containers:
 
         Raises:
             TooLong: it takes longer than ``limit_s``.
+            EnvironmentCrashed: somebody on this machine has killed the client.
         """
         process = await asyncio.create_subprocess_exec(
             self.client,
@@ -198,13 +207,15 @@ class Containers:
             raise TooLong(f"{self.client} {words[0]} takes longer than {limit_s:g} s") from None
         finally:
             await _end(process)
-        return int(process.returncode or 0), out.decode(errors="replace"), error.decode(errors="replace")
+        code = _not_killed(self.client, words[0], process.returncode)
+        return code, out.decode(errors="replace"), error.decode(errors="replace")
 
     async def take(self, name: str, path: str, most_bytes: int) -> IO[bytes] | None:
         """Return the files at a path of an ended container as a tar file whose top is ``path``; None without any.
 
         Raises:
             Unusable: it holds more than ``most_bytes``, or more than :data:`MOST_FILES` files.
+            EnvironmentCrashed: as of :meth:`call`.
         """
         return await asyncio.to_thread(self._take, name, path, most_bytes)
 
@@ -223,8 +234,10 @@ class Containers:
                             raise Unusable(f"{path} holds more than {most_bytes >> 20} MiB or {MOST_FILES} files")
                         if member.isreg() or member.isdir() or member.issym() or member.islnk():
                             copy.addfile(_under(path, member), source.extractfile(member) if member.isreg() else None)
+                self._copied(cp)
             except tarfile.ReadError:
                 taken.close()
+                self._copied(cp)
                 return None
             except BaseException:
                 taken.close()
@@ -234,6 +247,10 @@ class Containers:
         taken.seek(0)
         return taken
 
+    def _copied(self, cp: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may have more to say than was read
+            _not_killed(self.client, "cp", cp.wait(END_S))
+
     async def give(self, name: str, files: IO[bytes]) -> None:
         """Unpack what :meth:`take` has taken, in another container.
 
@@ -242,7 +259,7 @@ class Containers:
         """
         words = [self.client, "cp", "-", f"{name}:/"]
         done = await asyncio.to_thread(subprocess.run, words, stdin=files, capture_output=True)
-        if done.returncode:
+        if _not_killed(self.client, "cp", done.returncode):
             raise Unusable(f"what it left cannot be unpacked: {_last(done.stderr.decode(errors='replace'))}")
 
 
@@ -285,6 +302,7 @@ class Shell:
 
         Raises:
             TooLong: at the deadline; the command runs on. Its text is the output until then.
+            EnvironmentCrashed: somebody on this machine has killed the shell's client.
         """
         mark = f"\n{secrets.token_hex(16)} ".encode()
         self._write(f"eval {shlex.quote(command)} </dev/null; printf '\\n%s %s\\n' {mark.decode().strip()} $?")
@@ -303,6 +321,9 @@ class Shell:
                     cut, tail = cut + over, tail[over:]
         except TimeoutError:
             raise TooLong(_cut_text(head, tail, cut, self._half)) from None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # an agent may close the output and go on
+                _not_killed("the shell", "exec", await self._process.wait())
         return _cut_text(head, tail, cut, self._half), None
 
     async def close(self) -> None:
@@ -322,6 +343,13 @@ def _cut_text(head: bytes, tail: bytes, cut: int, half: int) -> str:
     cut += max(0, len(tail) - half)
     mark = f"\n[... {cut} bytes are not shown ...]\n".encode() if cut else b""
     return (head + mark + tail[-half:]).decode(errors="replace")
+
+
+def _not_killed(client: str, word: str, status: int | None) -> int:
+    """Return a client's exit status; raises EnvironmentCrashed for a signal, which no program in a container sends."""
+    if status is not None and status < 0:
+        raise EnvironmentCrashed(f"{client} {word}: a signal ended it ({-status})")
+    return int(status or 0)
 
 
 def _began(process: int) -> str:

@@ -104,8 +104,10 @@ class HarborEnvironment:
 
     async def _begin(self, task: HarborTask, mounted: Path | None = None) -> str:
         image, workdir = self._pool.images[task.id]
-        self._names.append(await self._containers.begin(task, image, workdir, mounted))
-        return self._names[-1]
+        name = self._containers.name()
+        self._names.append(name)  # it may be there although its start fails
+        await self._containers.begin(name, task, image, workdir, mounted)
+        return name
 
     async def start(self, task_id: str) -> list[Message]:
         """Start the container, and its shell.

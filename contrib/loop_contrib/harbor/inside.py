@@ -89,5 +89,5 @@ async def play(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     sys.exit(asyncio.run(play(sys.argv[1:])))

@@ -3,8 +3,10 @@
 `tests/drills/harbor.sh` makes the image that HARBOR_IMAGE names, and runs this.
 """
 
+import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,22 @@ from support.texts import texts_beside
 TABLES = texts_beside(__file__)
 pytestmark = [pytest.mark.attack, pytest.mark.integration, pytest.mark.drill]
 SECRET = "the canary sings at noon"
+
+
+NONSENSE = """
+from harbor.agents.base import BaseAgent
+
+class Nonsense(BaseAgent):
+    name = staticmethod(lambda: "nonsense")
+    version = lambda self: "1"
+
+    async def setup(self, environment):
+        pass
+
+    async def run(self, instruction, environment, context):
+        await environment.exec("wibble 7351")
+"""
+"""An agent for Harbor's own trial."""
 
 
 @pytest.fixture
@@ -47,12 +65,51 @@ async def played(pool, task_id, commands, between=lambda environment: None):
         await environment.close()
 
 
-def test_nothing_and_nonsense_earn_0_and_the_solution_1(harbor):
+def by_harbor(program, folder):
+    """The rewards of Harbor's own trials of the tasks in a folder: its podman back end cannot keep the network away."""
+    for file in folder.glob("*/task.toml"):
+        file.write_text(file.read_text().replace("no-network", "public"))
+    (folder / "nonsense.py").write_text(NONSENSE)
+    own = {"HARBOR_TELEMETRY": "off", "PYTHONPATH": str(folder), "PATH": f"{Path(program).parent}:{os.environ['PATH']}"}
+    rewards = {}
+    for agent in ("nop", "nonsense:Nonsense", "oracle"):
+        words = [
+            "run",
+            "-p",
+            folder,
+            "-a",
+            agent,
+            "-e",
+            "podman",
+            "-n",
+            "2",
+            "-o",
+            folder / "jobs",
+            "--job-name",
+            agent[:3],
+        ]
+        done = subprocess.run([program, *words], cwd=folder, env={**os.environ, **own}, capture_output=True, text=True)
+        for file in (folder / "jobs" / agent[:3]).glob("*/result.json"):
+            trial = json.loads(file.read_text())
+            rewards[agent.partition(":")[0], trial["task_name"]] = trial["verifier_result"]["rewards"]["reward"]
+        assert len(rewards) % 3 == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return rewards
+
+
+def test_nothing_and_nonsense_earn_0_and_the_solution_1_as_in_harbors_own_trial(harbor, tmp_path, capsys):
     pool = harbor()
     oracle = ask_oracle(pool, False, lambda: pool.tasks("train"), 3)
-    assert [played.grade.reward for played in oracle.nothing] == [0.0, 0.0, 0.0]
-    assert list(oracle.nonsense.values()) == [0.0, 0.0, 0.0]
-    assert list(oracle.right.values()) == [1.0, 1.0, 1.0], oracle
+    nothing = dict(zip(oracle.right, [played.grade.reward for played in oracle.nothing], strict=True))
+    by_agent = {"nop": nothing, "nonsense": oracle.nonsense, "oracle": oracle.right}
+    ours = {(agent, task): reward for agent, rewards in by_agent.items() for task, reward in rewards.items()}
+    assert ours == {(agent, task): float(agent == "oracle") for agent in by_agent for task in TABLES["tasks"]}
+    program = os.environ.get("HARBOR_PROGRAM") or pytest.skip("tests/drills/harbor.sh installs Harbor")
+    theirs = by_harbor(program, tmp_path)
+    with capsys.disabled():
+        print("\nagent     task   reward  Harbor's own")
+        for (agent, task), reward in ours.items():
+            print(f"{agent:9} {task:6} {reward:6.1f} {theirs.get((agent, task))!s:>13}")
+    assert theirs == ours
 
 
 @pytest.mark.parametrize("name", TABLES["attacks"])

@@ -26,7 +26,6 @@ from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.harbor.tasks import HarborTask, check_artifact
 
 INSTALL = {"podman": "apt-get install podman", "docker": "install docker.io, and start its daemon"}
-NOT_YET = ("singularity", "ssh")
 NAMED = "loop-harbor"
 CALL_S = 300.0
 """Seconds for a call that does not run the task's own programs."""
@@ -51,8 +50,6 @@ class Containers:
     """Whatever ``backend`` does here, under names that say whose process owns them."""
 
     def __init__(self, backend: str) -> None:
-        if backend in NOT_YET:
-            raise ValueError(f"backend: {backend} is not supported yet: podman or docker")
         if backend not in INSTALL:
             raise ValueError(f"backend is {backend!r}; it must be podman or docker")
         self.client = backend

@@ -36,7 +36,7 @@ from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, joined_resu
 from agent_environments.tools.identity import digest
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.harbor.containers import Containers, Shell, TooLong, Unusable
-from loop_contrib.harbor.inside import LOOP, describe, make_entrance
+from loop_contrib.harbor.inside import LOOP, make_entrance
 from loop_contrib.harbor.tasks import HarborTask, read_folder
 from loop_plumbing.sanitize import printable
 
@@ -102,10 +102,14 @@ class HarborEnvironment:
         self._left_s = 0.0
         self._closed = False
 
-    async def _begin(self, task: HarborTask, mounted: Path | None = None) -> str:
+    async def _begin(self, task: HarborTask, programs: bool = False) -> str:
         image, workdir = self._pool.images[task.id]
         name = self._containers.name()
         self._names.append(name)  # it may be there although its start fails
+        mounted = None
+        if programs:
+            self._entrance = make_entrance(task, self._containers.client, name, workdir)
+            mounted = self._entrance / LOOP
         await self._containers.begin(name, task, image, workdir, mounted)
         return name
 
@@ -116,13 +120,11 @@ class HarborEnvironment:
             EnvironmentCrashed: the back end does not give them.
         """
         task = self._pool.task(task_id)
-        self._entrance = make_entrance() if self._pool.programs else None
-        name = await self._begin(task, self._entrance and self._entrance / LOOP)
+        await self._begin(task, self._pool.programs)
         self._task, self._left_s = task, task.agent_s
         if (await self._run("true", task))[1]:
             raise EnvironmentCrashed(f"task {task_id}: there is no shell in its container")
         if self._entrance is not None:
-            describe(self._entrance, task, self._containers.client, name, self._pool.images[task_id][1])
             return [Message("system", str(self._entrance)), Message("user", task.instruction)]
         instructions = INSTRUCTIONS.format(workdir=", ".join(self._pool.artifacts(task)))
         tools = tools_section([schema(self._pool.deadline_s)])

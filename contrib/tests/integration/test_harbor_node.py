@@ -162,7 +162,7 @@ async def test_a_moved_reward_and_an_ended_container_earn_0_in_try_training_and_
     ]
     for attack in attacks:
         (task_folders / "write" / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{attack}\n")
-        assert "0.00" in await asyncio.to_thread(loop, tmp_path, "try", "tiny_cpu")
+        assert "expert earns 0 on" in await asyncio.to_thread(loop, tmp_path, "try", "tiny_cpu")
     vllm = saying(loop_package("tiny_policy"), lambda prompt, draw: draw.choice(attacks))
     servers = f"node.servers.urls=[{await vllm.start()}]"
     limits = "collection.limits.max_tokens_per_turn=400"

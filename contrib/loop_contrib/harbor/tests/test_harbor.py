@@ -179,7 +179,7 @@ async def test_it_conforms(harbor):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"backend": "ssh"}, "not supported yet"), ({"tasks": "nowhere"}, "no folder nowhere")]
+    ("options", "says"), [({"backend": "ssh"}, "must be podman or docker"), ({"tasks": "nowhere"}, "no folder nowhere")]
 )
 def test_options_that_are_wrong(harbor, options, says):
     with pytest.raises(ValueError, match=says):

@@ -185,15 +185,8 @@ def test_the_tiny_policy_is_trained_for_two_iterations(task_folders, tmp_path):
 
 
 async def test_mini_swe_agent_works_inside_the_container_in_one_sequence(task_folders, tmp_path):
-    play = [
-        "{python}",
-        "-m",
-        "loop_contrib.harbor.inside",
-        "--agent",
-        "mini-swe-agent",
-        "python3",
-        "/opt/agent/bin/mini",
-    ]
+    mini = 'python3 /opt/agent/bin/mini -y --exit-immediately -m openai/policy --task="$(cat /loop/prompt.md)"'
+    play = ["{python}", "-m", "loop_contrib.harbor.inside", "bash", "-c", mini]
     world = {"name": "harbor", "tasks": str(task_folders / whole_agents.TASK), "programs": True}
     harness = {"command": play, "world": world, "tasks": None, "task_files": None, "grade_command": None}
     policy = whole_agents.write_policy(tmp_path / "policy")

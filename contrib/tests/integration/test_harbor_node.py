@@ -165,9 +165,9 @@ async def test_a_moved_reward_and_an_ended_container_earn_0_in_try_training_and_
         assert "expert earns 0 on" in await asyncio.to_thread(loop, tmp_path, "try", "tiny_cpu")
     vllm = saying(loop_package("tiny_policy"), lambda prompt, draw: draw.choice(attacks))
     servers = f"node.servers.urls=[{await vllm.start()}]"
-    limits = "collection.limits.max_tokens_per_turn=400"
-    await asyncio.to_thread(loop, tmp_path, "train", "tiny_cpu", *SMALL, limits, servers)
-    scored = await asyncio.to_thread(loop, tmp_path, "eval", "tiny_cpu", "run=run", servers, "eval.limits.max_turns=2")
+    turn = "limits.max_tokens_per_turn=400"
+    await asyncio.to_thread(loop, tmp_path, "train", "tiny_cpu", *SMALL, f"collection.{turn}", servers)
+    scored = await asyncio.to_thread(loop, tmp_path, "eval", "tiny_cpu", "run=run", servers, "limits.max_turns=2", turn)
     await vllm.stop()
     print(scored)
     rollouts = [rollout for log in find_logs(tmp_path / "run") for rollout in read_rollouts(log)]

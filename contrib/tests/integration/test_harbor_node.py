@@ -67,7 +67,7 @@ def saying(model, commands_of):
 
 
 def containers_of(process_id):
-    listed = ["podman", "ps", "--filter", f"name=loop-harbor-{process_id}-", "--format", "{{.Names}}"]
+    listed = ["podman", "ps", "-a", "--filter", f"name=loop-harbor-{process_id}-", "--format", "{{.Names}}"]
     return subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
 
 
@@ -86,17 +86,18 @@ def kill_one(kind, process, draw):
 
 
 def harmed(process, policy, root):
-    """Collect while ten things are killed: nothing is lost, nothing comes twice, and each episode is paid."""
+    """Collect while ten things are killed: nothing is lost, nothing comes twice, and each episode is paid. Returns the nodes' process ids."""
     client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
     client.wait_ready(COMMAND_S, process.check)
     client.publish_policy(0, policy / "adapter0")
     limits = whole_agents.Limits(max_turns=4, max_tokens_per_turn=400, max_context=9000, episode_deadline_s=300.0)
     client.start_collection(request("kills", list(TABLES["tasks"]), rollouts_per_task=KILLS, limits=limits))
-    reader, draw = Reader(client, "kills"), random.Random(1)
+    reader, draw, nodes = Reader(client, "kills"), random.Random(1), {process.pid}
     for number in range(KILLS):
         reader.wait_for(2 * number)
         time.sleep(draw.uniform(0.0, 3.0))
         kill_one(("container", "worker", "node")[number % 3], process, draw)
+        nodes.add(process.pid)
     rollouts, end = reader.finish()
     print(end.failures, [rollout.attempt for rollout in rollouts])
     assert end.reason == "complete"
@@ -105,6 +106,7 @@ def harmed(process, policy, root):
     lines = (root / "collections" / "kills.jsonl").read_text().splitlines()
     assert lines == [rollout.to_json() for rollout in rollouts], "what was delivered is what is on disk"
     assert {(rollout.reward, rollout.ungradable) for rollout in rollouts} == {(1.0, None)}
+    return nodes
 
 
 async def test_kills_of_container_worker_and_node_lose_nothing(task_folders, tmp_path):
@@ -123,9 +125,11 @@ async def test_kills_of_container_worker_and_node_lose_nothing(task_folders, tmp
         "max_concurrent_episodes": 3,
     }
     with NodeProcess(from_mapping(NodeConfig, config), tmp_path, TOKEN) as process:
-        await asyncio.to_thread(harmed, process, policy, tmp_path / "node")
+        nodes = await asyncio.to_thread(harmed, process, policy, tmp_path / "node")
     await vllm.stop()
-    assert containers_of("") == [], "the node removes what the killed ones have left"
+    assert [name for node in nodes for name in containers_of(node)] == [], (
+        "the node removes what the killed ones have left"
+    )
 
 
 def loop(folder, *words):

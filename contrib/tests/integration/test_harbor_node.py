@@ -86,7 +86,10 @@ def kill_one(kind, process, draw):
 
 
 def harmed(process, policy, root):
-    """Collect while ten things are killed: nothing is lost, nothing comes twice, and each episode is paid. Returns the nodes' process ids."""
+    """Collect while ten things are killed: nothing is lost, nothing comes twice, and each episode is paid.
+
+    Returns the process ids of the nodes.
+    """
     client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
     client.wait_ready(COMMAND_S, process.check)
     client.publish_policy(0, policy / "adapter0")

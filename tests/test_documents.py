@@ -197,6 +197,10 @@ def test_a_config_is_read_and_its_environment_takes_its_options(block, tmp_path,
     task = {"problem_description": "d", "ground_truth": "def f(): return 1", "test_cases": {"test1": "f()"}}
     for split in ("train", "test"):
         (tmp_path / f"data/backend_tasks/{split}.jsonl").write_text(json.dumps(task))
+    (tmp_path / "my_tasks/tests").mkdir(parents=True)
+    harbor = {"task.toml": "environment.docker_image = 'i'", "instruction.md": "Work.", "tests/test.sh": ""}
+    for name, text in harbor.items():
+        (tmp_path / "my_tasks" / name).write_text(text)
     monkeypatch.setattr("model_families.weights.hub.is_hub_name", lambda name: False)  # nothing is fetched
     monkeypatch.setitem(sys.modules, "my_package", module_from_spec(ModuleSpec("my_package", None)))
     monkeypatch.setitem(sys.modules, "my_package.my_module", SimpleNamespace(MyPool=CounterPool))

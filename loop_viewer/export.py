@@ -43,7 +43,7 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
             raise ValueError(f"no collection {wanted!r}; there are {', '.join(item['name'] for item in known)}")
         chosen += [name for name in matches if name not in chosen]
     overview["collections"] = [item for item in known if item["id"] in chosen]
-    overview["node_runs"] = False
+    overview |= {"node_runs": False, "starts": {}}  # a start names folders of this machine, and its command
     limit, size = int(max_megabytes * 1e6), 0
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:

@@ -26,6 +26,7 @@ from loop_formats.run_files import find_logs, node_address, to_json, write_whole
 from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, statistics_files
 from loop_formats.turn_values import TurnValue, values_file
 from loop_viewer.run_head import ListedCollection, run_head
+from loop_viewer.run_record import result_of, settings_of, starts_of
 from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, json_object, sound_lines
 from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
@@ -127,8 +128,9 @@ class RunData:
         are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected again, by a
         run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens appear as numbers; ""
         where they do not. ``node_runs``: a node is running that can go on with a rollout. ``head``: see
-        :func:`run_head`. ``damage`` of a collection and of the whole name the lines that cannot be read, which are left
-        out. ``shown_once`` is a line on collections that several runs share, and the page shows once; "" without such.
+        :func:`run_head`; ``settings``, ``starts`` and ``result``: see :mod:`loop_viewer.run_record`. ``damage`` of a
+        collection and of the whole name the lines that cannot be read, which are left out.
+        ``shown_once`` is a line on collections that several runs share, and the page shows once; "" without such.
 
         Raises:
             ValueError: the folder is gone.
@@ -143,6 +145,9 @@ class RunData:
             "name": self.name,
             "damage": damage,
             "head": run_head(self.path, collections, metrics),
+            "settings": settings_of(self.path),
+            "starts": starts_of(self.path),
+            "result": result_of(self.path),
             "collections": collections,
             "metrics": metrics,
             "no_text": self._no_text,

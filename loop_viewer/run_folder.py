@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,12 @@ from loop_formats.places import METRICS_FILE, distinct_names, run_meant
 from loop_formats.run_files import COLLECTIONS
 from loop_viewer.run_data import RunData, TokenizerReader, read_numbers
 from loop_viewer.run_head import CONFIG, NODE_CONFIG, REPORT, is_at_work, run_head
+from loop_viewer.run_record import EVALUATION, result_of, setting_of
 
 MAX_DEPTH = 3
 """Levels of folders below the viewer's folder in which runs are searched."""
 EVERYTHING = "*"
 """The name of a run that has the rollouts of all runs."""
-EVALUATION = "evaluation"
 LISTED_METRICS = ("reward", "success", "dev_success")
 """The metrics that a run's row in the list shows, each with its last value."""
 
@@ -96,7 +95,8 @@ class RunFolder:
 
         Each of ``runs`` has its ``name``, the fields of :func:`run_head`, ``iterations`` and the last of each of
         :data:`LISTED_METRICS`; ``held_out_success`` (0 to 1) of ``held_out_policy``, which its evaluation scored last;
-        None for values that it lacks. A damaged run has an ``error`` instead. ``quantities`` are the metrics that are
+        None for values that it lacks; runs of one :func:`setting_of` have the same ``setting``. A damaged run has an
+        ``error`` instead. ``quantities`` are the metrics that are
         numbers in any of the runs. ``whole`` is :data:`EVERYTHING`.
         """
         runs = self.runs()
@@ -115,11 +115,10 @@ class RunFolder:
         return curves
 
     def _row(self, name: str, path: Path) -> dict[str, Any]:
-        reports = (path / REPORT, path / EVALUATION / REPORT)
         runs = is_at_work(path)
         stamp = (
             runs,
-            *(_stamp(file) for file in (*(path / each for each in (METRICS_FILE, CONFIG, NODE_CONFIG)), *reports)),
+            *(_stamp(path / name) for name in (METRICS_FILE, CONFIG, NODE_CONFIG, REPORT, f"{EVALUATION}/{REPORT}")),
         )
         known = self._rows.get(path)
         if known is not None and known[0] == stamp and not runs:
@@ -134,7 +133,8 @@ class RunFolder:
                 "damage": damage,
                 "iterations": lines[-1]["iteration"] if lines else None,
                 **{key: _last(lines, key) for key in LISTED_METRICS},
-                **_held_out(reports),
+                **_held_out(path),
+                "setting": setting_of(path),
                 "quantities": {
                     key for key in set().union(*lines) if any(isinstance(line.get(key), int | float) for line in lines)
                 },
@@ -158,12 +158,8 @@ def _stamp(file: Path) -> object:
     return status.st_mtime_ns, status.st_size
 
 
-def _held_out(reports: Sequence[Path]) -> Mapping[str, Any]:
-    """Return the last score in the first report that exists, and its policy."""
-    for file in reports:
-        try:
-            last = json.loads(file.read_text(encoding="utf-8"))["scores"][-1]
-            return {"held_out_success": last["success"]["mean"] / 100, "held_out_policy": str(last["policy"])}
-        except (OSError, LookupError, TypeError, ValueError):
-            continue
+def _held_out(run: Path) -> Mapping[str, Any]:
+    """Return the last score of the run's evaluation, and its policy."""
+    for last in result_of(run).get("scores", ())[-1:]:
+        return {"held_out_success": last["mean"] / 100, "held_out_policy": last["policy"]}
     return {"held_out_success": None, "held_out_policy": ""}

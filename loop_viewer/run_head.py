@@ -69,9 +69,9 @@ def run_head(
     ``runs`` says whether a process works on the folder now, or scores its policy. ``seconds_left`` is a number only
     while it trains: the seconds of the last iteration, for each that is left.
     """
-    config = _yaml(folder / CONFIG)
+    config = read_yaml(folder / CONFIG)
     trains, scores = is_locked(folder, RUN_LOCK), _scores(folder)
-    model = _text_of(config, "model", "path") or _text_of(_yaml(folder / NODE_CONFIG), "model", "path")
+    model = _text_of(config, "model", "path") or _text_of(read_yaml(folder / NODE_CONFIG), "model", "path")
     parts = [_text_of(config, name, "_component_").rpartition(".")[2] for name in ("advantage", "loss")]
     last, total = lines[-1] if lines else {}, config.get("max_iterations")
     left = None
@@ -125,7 +125,7 @@ def _state(
     return f"iteration {done + 1}{of}: begins" if isinstance(total, int) else "at work"
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     """Read a file as data; {} for a missing or damaged one."""
     try:
         data = yaml.load(file.read_text(encoding="utf-8"), _SafeLoader) if file.is_file() else None

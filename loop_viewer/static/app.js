@@ -20,6 +20,7 @@ function readAddress() {
   if (parts[0] === "beside" && isCursor(parts[2]) && isCursor(parts[4])) {
     return { page: "beside", collection: parts[1], cursor: Number(parts[2]), other: { collection: parts[3], cursor: Number(parts[4]) } };
   }
+  if (parts[0] === "against" && parts[2]) return { page: "against", collection: parts[1], other: parts[2] };
   if (parts[0] === "everywhere" && parts[1]) return { page: "everywhere", task: parts[1] };
   if (parts[0] !== "c" || !parts[1]) return { page: "run" };
   if (parts[2] === "t" && parts[3]) return { page: "task", collection: parts[1], task: parts[3] };
@@ -66,6 +67,7 @@ function Crumbs({ address, run, shown }) {
     ${page === "everywhere" && html` › <bdi>${address.task}</bdi> ${EVERYWHERE}`}
     ${page === "rollout" && shown.cursor === address.cursor && html` › <a href=${link("c", collection, "t", shown.task)}><bdi>${shown.task}</bdi></a> › rollout ${shown.index}`}
     ${page === "beside" && " › two rollouts"}
+    ${page === "against" && " › two evaluations"}
   </nav>`;
 }
 
@@ -156,6 +158,7 @@ function App() {
       ${address.page === "collection" && html`<${CollectionPage} ...${common} failures=${item ? item.failures : {}} damage=${item?.damage} />`}
       ${address.page === "task" && html`<${TaskPage} ...${common} />`}
       ${address.page === "everywhere" && html`<${EverywherePage} key=${address.task} task=${address.task} run=${run} />`}
+      ${address.page === "against" && html`<${AgainstPage} key=${address.other} ...${address} run=${run} />`}
       ${address.page === "beside" && html`<${BesidePage} ...${common} run=${run} />`}
       ${address.page === "rollout" && html`<${RolloutPage} ...${common} onShown=${setShown} />`}
     </main>

@@ -45,8 +45,28 @@ function inWords({ label, values }) {
   return `${label} from ${ends.join(" to ")}`;
 }
 
-/** Lines by iteration. Each of `series` is {label, values: {iteration: number}, gaps, dash}; `gaps`: a line crosses an
- * iteration that it has no number for. `stamp` changes when they do; `open` is called with an iteration that was clicked. */
+/** The mean of several runs' values at the iterations that all of them have, and the band from lowest to highest. */
+function meanOf(all) {
+  const shared = [...all[0].keys()].filter((iteration) => all.every((values) => values.has(iteration)));
+  const by = (combine) => new Map(shared.map((iteration) => [iteration, combine(all.map((values) => values.get(iteration)))]));
+  return { values: by((each) => each.reduce((a, b) => a + b) / each.length), low: by((each) => Math.min(...each)), high: by((each) => Math.max(...each)) };
+}
+
+/** Fill the band of each of `series` that has one. */
+function drawBands(plot, series) {
+  for (const { low, high, place } of series.filter((each) => each.low)) {
+    plot.ctx.save();
+    plot.ctx.globalAlpha = 0.18;
+    plot.ctx.fillStyle = colourOf(place);
+    plot.ctx.beginPath();
+    for (const [x, y] of [...low, ...[...high].reverse()]) plot.ctx.lineTo(plot.valToPos(x, "x", true), plot.valToPos(y, "y", true));
+    plot.ctx.fill();
+    plot.ctx.restore();
+  }
+}
+
+/** Lines by iteration. Each of `series` is {label, values: {iteration: number}, low, high, gaps, place}; `gaps`: a line crosses
+ * an iteration that it has no number for; `low` and `high` are the edges of a band around it. `stamp` changes when they do; `open` is called with an iteration that was clicked. */
 function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT }) {
   const holder = useRef(null);
   useEffect(() => {
@@ -55,13 +75,15 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
     const first = iterations.reduce((a, b) => Math.min(a, b));
     const last = iterations.reduce((a, b) => Math.max(a, b));
     const places = [...Array(last - first + 1).keys()].map((i) => first + i);
+    const edges = series.flatMap(({ low = [], high = [] }) => [...low, ...high].map(([, value]) => value));
     const ink = getComputedStyle(document.body).color;
     const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.25)" }, ticks: { show: false } };
     const options = {
       title,
       width: holder.current.clientWidth || 300,
       height,
-      scales: { x: { time: false }, y: { range: from ?? spanOf } },
+      scales: { x: { time: false }, y: { range: from ?? ((plot, low, high) => spanOf(plot, Math.min(low, ...edges), Math.max(high, ...edges))) } },
+      hooks: { drawAxes: [(plot) => drawBands(plot, series)] },
       axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
       series: [
         { label: "iteration", value: (plot, value) => value ?? "–" },

@@ -19,6 +19,18 @@ const COLUMNS = {
 /** The name in a run's legends -> the metric, and the chart that it is drawn in. */
 const QUANTITIES = Object.fromEntries(CURVES.flatMap((chart) => Object.entries(chart.keys).map(([key, label]) => [label, { ...chart, key }])));
 
+/** The runs of the first settings of a list, as many as can be told apart. */
+function shownAtFirst(runs) {
+  const settings = [...new Set(runs.map(({ name, setting }) => setting || name))].slice(0, SHOWN_AT_FIRST);
+  return runs.filter(({ name, setting }) => settings.includes(setting || name)).map(({ name }) => name);
+}
+
+/** What names begin with alike, without the separator behind it; the first of them where they share nothing. */
+function sharedStart(names) {
+  const end = [...names[0]].findIndex((letter, place) => names.some((name) => name[place] !== letter));
+  return names[0].slice(0, end).replace(/[\W_]+$/, "") || names[0];
+}
+
 function FolderPage({ folder }) {
   const { runs } = folder;
   const asked = useMemo(readQuery, []);
@@ -27,7 +39,8 @@ function FolderPage({ folder }) {
   const [chosen, setChosen] = useState(asked.quantity);
   const quantity = offered.includes(chosen) ? chosen : offered[0];
   const names = runs.map(({ name }) => name);
-  const [ticked, setTicked] = useState(() => new Set(asked.runs === undefined ? names.slice(0, SHOWN_AT_FIRST) : asked.runs.split("\n")));
+  const [ticked, setTicked] = useState(() => new Set(asked.runs === undefined ? shownAtFirst(runs) : asked.runs.split("\n")));
+  const [merged, setMerged] = useState(asked.seeds !== "apart");
   const drawn = names.filter((name) => ticked.has(name));
   const curves = useLoaded(async () => quantity && { quantity, lines: await api.curves(QUANTITIES[quantity].key, drawn) }, [quantity, JSON.stringify(drawn), folder]);
   useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1) });
@@ -45,25 +58,34 @@ function FolderPage({ folder }) {
   const columns = Object.fromEntries(Object.entries(COLUMNS).filter(([, { of }]) => runs.some((row) => (of(row) ?? "") !== "")));
   // The page draws the last loaded curves until the newly chosen ones are there.
   const { key, title, ...chart } = QUANTITIES[curves.value?.quantity] ?? {};
-  const series = Object.entries(curves.value?.lines ?? {}).map(([name, lines]) => ({
-    label: name,
-    place: names.indexOf(name),
-    values: valuesOf(lines, key),
+  const settingOf = Object.fromEntries(runs.map(({ name, setting }) => [name, (merged && setting) || name]));
+  const settings = [...new Set(Object.values(settingOf))];
+  const placeOf = (name) => settings.indexOf(settingOf[name]);
+  const lines = Object.entries(curves.value?.lines ?? {}).map(([name, each]) => ({ name, values: valuesOf(each, key) })).filter(({ values }) => values.size);
+  const series = Object.values(Object.groupBy(lines, ({ name }) => settingOf[name])).map((group) => ({
+    label: group.length > 1 ? `${sharedStart(group.map(({ name }) => name))}: mean of ${group.length} runs` : group[0].name,
+    place: placeOf(group[0].name),
     gaps: hasGaps(key),
+    ...(group.length > 1 ? meanOf(group.map(({ values }) => values)) : group[0]),
   }));
+  const alike = new Set(runs.map(({ setting }) => setting)).size < runs.length && runs.some(({ setting }) => setting);
   return html`<section>
     ${quantity && html`<div class="filters">
         <${Choice} label="curves of" options=${offered} value=${quantity} onChange=${(value) => {
           setChosen(value);
           writeQuery({ quantity: value });
         }} />
+        ${alike && html`<label title="runs whose configs differ in seed, folder and length alone"><input type="checkbox" checked=${merged} onChange=${(event) => {
+          setMerged(event.target.checked);
+          writeQuery({ seeds: event.target.checked ? "" : "apart" });
+        }} /> seeds of a setting as their mean, in a band from lowest to highest</label>`}
         ${curves.error && html`<span class="error">${curves.error}</span>`}
       </div>
-      <${Chart} ...${chart} title=${`${curves.value?.quantity} ${/\(.*\)/.exec(title)?.[0] ?? ""}`} series=${series} stamp=${curves.value} height=${FOLDER_CURVE_HEIGHT} />`}
+      <${Chart} ...${chart} title=${`${curves.value?.quantity} ${/\(.*\)/.exec(title)?.[0] ?? ""}`} series=${series} stamp=${`${merged} ${JSON.stringify(curves.value)}`} height=${FOLDER_CURVE_HEIGHT} />`}
     <table class="wide" id="runs">
       <${Headings} columns=${columns} ...${sort} onOrder=${choose} />
       <tbody>${sortedRows(runs, COLUMNS[sort.order], sort.backwards).map((row) => html`<${RunRow} key=${row.name} row=${row} columns=${columns}
-        place=${names.indexOf(row.name)} ticked=${ticked.has(row.name)} tick=${tick} />`)}</tbody>
+        place=${placeOf(row.name)} ticked=${ticked.has(row.name)} tick=${tick} />`)}</tbody>
     </table>
     ${runs.length > 1 && html`<p><a class="stop" href=${pathOf(folder.whole)}>all rollouts as those of one run</a>
       <span class="quiet">: a task's rollouts by several runs, two beside each other</span></p>`}

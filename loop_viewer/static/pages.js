@@ -20,46 +20,90 @@ function Damage({ damage = [] }) {
 
 const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
-/** The model, the algorithm and the state of a run. */
-function Head({ head }) {
-  const facts = {
+/** Facts, each a name and a value; those without a value are left out. */
+function Facts({ facts, id }) {
+  return html`<p class="facts" id=${id}>${Object.entries(facts).filter(([, value]) => (value ?? "") !== "").map(
+    ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> <bdi>${value}</bdi></span>`,
+  )}</p>`;
+}
+
+/** The model, the algorithm, the state and the settings of a run. */
+function Head({ run: { head, settings, starts, metrics } }) {
+  const took = metrics.reduce((sum, { seconds }) => sum + (seconds ?? 0), 0);
+  return html`<${Facts} id="head" facts=${{
     model: head.model,
     algorithm: head.algorithm,
     tasks: head.dataset,
     state: head.state,
     "time left": head.seconds_left === null ? "" : duration(head.seconds_left),
+    started: starts.started?.replace("T", " ").replace("+00:00", " UTC"),
+    iterations: metrics.at(-1)?.iteration,
+    "training took": took ? duration(took) : "",
+    ...settings,
+  }} />`;
+}
+
+/** How a run was started, folded away. */
+function Starts({ starts: { config, started, ...facts } }) {
+  return config !== undefined && html`<details id="starts"><summary>command, commit, versions and config</summary>
+    <${Facts} facts=${facts} /><pre class="output">${config}</pre></details>`;
+}
+
+const points = ({ mean, low, high }, sign = "") =>
+  `${sign && mean > 0 ? sign : ""}${fixed(mean, 1)}${low === null ? "" : ` [${fixed(low, 1)}, ${fixed(high, 1)}]`}`;
+
+/** The scores of a run's evaluation, each with its change from other policies. */
+function Result({ result: { split, tasks, scores = [], comparisons } }) {
+  const changes = ({ policy, sampling }) => comparisons.filter(({ second, sampling: of }) => second === policy && of === sampling);
+  return scores.length > 0 && html`<div id="result"><h2>Result${split && ` on ${tasks} tasks of ${split}`}</h2>
+    <table class="wide">
+      <thead><tr><th>policy</th><th>sampling</th><th>success, % [95 %]</th><th>reward</th><th>change in percentage points [95 %], tasks gained and lost</th></tr></thead>
+      <tbody>${scores.map((score) => html`<tr><td><bdi>${score.policy}</bdi></td><td>${score.sampling}</td><td>${points(score)}</td><td>${fixed(score.reward)}</td>
+        <td>${changes(score).map((each) => html`<div>${points(each, "+")}: ${each.gained} gained, ${each.lost} lost against <bdi>${each.first}</bdi></div>`)}</td></tr>`)}</tbody>
+    </table></div>`;
+}
+
+/** A function that ticks one of a list, or takes its tick away; `open` is called with the first two that are ticked. */
+function usePair(open) {
+  const ticked = useRef([]);
+  return (one, on) => {
+    ticked.current = ticked.current.filter((each) => each.join() !== one.join()).concat(on ? [one] : []);
+    if (ticked.current.length === 2) open(...ticked.current.flat());
   };
-  return html`<p class="facts" id="head">${Object.entries(facts).filter(([, value]) => value).map(
-    ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> <bdi>${value}</bdi></span>`,
-  )}</p>`;
 }
 
 /** The lists of the run's page, and which kinds of collections stand in them. */
-const LISTS = { Iterations: ["training"], Evaluations: ["dev", "evaluation"], Continuations: ["continuation"] };
+const SCORED = "Evaluations";
+const LISTS = { Iterations: ["training"], [SCORED]: ["dev", "evaluation"], Continuations: ["continuation"] };
 
 function RunPage({ run }) {
-  const { metrics, collections, head } = run;
+  const { metrics, collections } = run;
   useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), ...(run.folder ? { u: () => location.assign(TO_FOLDER) } : {}) });
   const lines = new Map(metrics.map((line) => [line.iteration, line]));
   const figures = (item) => (item.whole && lines.get(item.iteration)) || item.totals;
+  const tick = usePair((...ids) => (location.hash = link("against", ...ids)));
   const open = (iteration) => {
     const item = collections.find((each) => each.kind === "training" && each.iteration === iteration);
     if (item) location.hash = link("c", item.id);
   };
   return html`<section>
-    <${Head} head=${head} />
+    <${Head} run=${run} />
+    <${Starts} starts=${run.starts} />
+    <${Result} result=${run.result} />
     <${Damage} damage=${run.damage} />
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} open=${open} />`)}</div>`}
     <div class="lists">${Object.entries(LISTS).map(([title, kinds]) => {
       const items = collections.filter(({ kind }) => kinds.includes(kind));
-      return items.length > 0 && html`<div key=${title}><h2>${title}</h2><${CollectionTable} items=${items} figures=${figures} /></div>`;
+      return items.length > 0 && html`<div key=${title}><h2>${title}</h2>
+        ${title === SCORED && items.length > 1 && html`<p class="quiet">Tick two to see the tasks gained and lost.</p>`}
+        <${CollectionTable} items=${items} figures=${figures} tick=${title === SCORED && items.length > 1 && tick} /></div>`;
     })}</div>
     ${collections.length === 0 && html`<p class="quiet">no rollouts yet</p>`}
   </section>`;
 }
 
-function CollectionTable({ items, figures }) {
+function CollectionTable({ items, figures, tick }) {
   return html`<table class="wide">
     <thead><tr><th>collection</th><th>reward</th><th>success</th><th>rollouts</th><th>failed attempts</th><th>size</th></tr></thead>
     <tbody>
@@ -67,7 +111,8 @@ function CollectionTable({ items, figures }) {
         const line = figures(item);
         const count = line ? line.rollouts : "–";
         return html`<tr key=${item.id}>
-          <td><a class="stop" href=${link("c", item.id)} title=${item.id}><bdi>${item.name}</bdi></a>${
+          <td>${tick && html`<input type="checkbox" aria-label=${`compare ${item.name}`} onChange=${(event) => tick([item.id], event.target.checked)} /> `}
+            <a class="stop" href=${link("c", item.id)} title=${item.id}><bdi>${item.name}</bdi></a>${
             item.damage.length > 0 && html` <span class="error" title=${item.damage[0]}>${item.damage.length} damaged lines left out</span>`}</td>
           <td>${fixed(line && line.reward)}</td>
           <td>${line ? percent(line.success) : "–"}</td>
@@ -218,10 +263,13 @@ function CollectionPage({ collection, stamp, failures, damage }) {
 const TASK_HEIGHT = 54;
 const ROLLOUT_HEIGHT = 30;
 
+/** A task's name, and what it asks. */
+const TaskCell = ({ task, asks, to }) => html`<td class="asks"><a class="stop" href=${to}><bdi>${task}</bdi></a>
+  <div class="quiet" title=${asks}><bdi>${asks}</bdi></div></td>`;
+
 function TaskTable({ collection, tasks, failures, settings, onOrder }) {
   const row = ({ task, group, mean, failed }) => html`<tr key=${task}>
-    <td class="asks"><a class="stop" href=${link("c", collection, "t", task)}><bdi>${task}</bdi></a>
-      <div class="quiet" title=${group[0].asks}><bdi>${group[0].asks}</bdi></div></td>
+    <${TaskCell} task=${task} asks=${group[0].asks} to=${link("c", collection, "t", task)} />
     <td>${fixed(mean)}</td>
     <td class="attempts" title=${attemptsByTask({ [task]: failures[task] || {} })}>${failed}</td>
     <td><div class="cells">${group.map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
@@ -303,11 +351,7 @@ function EverywherePage({ task, run }) {
     () => Promise.all(collections.map(async (item) => ({ ...item, group: siblingsOf(await api.summaries(item.id), task) }))),
     [collections.map(({ id, bytes }) => `${id} ${bytes}`).join()],
   );
-  const ticked = useRef([]);
-  const tick = (place, on) => {
-    ticked.current = ticked.current.filter((each) => each.join() !== place.join()).concat(on ? [place] : []);
-    if (ticked.current.length === 2) location.hash = link("beside", ...ticked.current.flat());
-  };
+  const tick = usePair((...places) => (location.hash = link("beside", ...places)));
   useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = "#/") });
   if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
   if (!loaded.value) return html`<p class="quiet">reading the logs …</p>`;
@@ -325,6 +369,45 @@ function EverywherePage({ task, run }) {
           <${RolloutCell} collection=${id} entry=${entry} /></span>`)}</div></td>
       </tr>`)}</tbody>
     </table>
+  </section>`;
+}
+
+/** Columns of two evaluations beside each other. */
+const AGAINST_COLUMNS = {
+  task: { of: ({ task }) => task },
+  first: { of: ({ first }) => first, number: percent },
+  second: { of: ({ second }) => second, number: percent },
+  change: { of: ({ change }) => change, number: (value) => (value > 0 ? "gained" : value < 0 ? "lost" : "as before") },
+};
+
+/** Two evaluations by task: the success of each, and which tasks the second gained or lost. */
+function AgainstPage({ collection, other, run }) {
+  const nameOf = (id) => run.collections.find((item) => item.id === id)?.name ?? id;
+  const ids = [collection, other];
+  const loaded = useLoaded(async () => (await Promise.all(ids.map(api.summaries))).map((entries) => new Map(tasksOf(entries, {}).map((each) => [each.task, each.group]))), ids);
+  const [sort, setSort] = useState({ order: "change", backwards: "" });
+  useKeys({ j: () => moveFocus(1), k: () => moveFocus(-1), u: () => (location.hash = "#/") });
+  if (loaded.error) return html`<p class="error">${loaded.error}</p>`;
+  if (!loaded.value) return html`<p class="quiet">reading the logs …</p>`;
+  const [groups, others] = loaded.value;
+  const success = (group) => group.filter((entry) => entry.success).length / group.length;
+  const rows = [...groups].filter(([task]) => others.has(task)).map(([task, group]) => {
+    const [first, second] = [success(group), success(others.get(task))];
+    return { task, sides: [group, others.get(task)], first, second, change: second - first };
+  });
+  const count = (keep) => rows.filter(({ change }) => keep(change)).length;
+  const alone = groups.size + others.size - 2 * rows.length;
+  const columns = { ...AGAINST_COLUMNS, first: { heading: nameOf(collection), number: percent }, second: { heading: nameOf(other), number: percent } };
+  const row = (each) => html`<tr key=${each.task}>
+    <${TaskCell} task=${each.task} asks=${each.sides[0][0].asks} to=${link("everywhere", each.task)} />
+    ${ids.map((id, side) => html`<td>${percent(success(each.sides[side]))} <div class="cells">${each.sides[side].map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${id} entry=${entry} />`)}</div></td>`)}
+    <td>${written(AGAINST_COLUMNS.change, each)}, <a href=${link("beside", collection, each.sides[0][0].cursor, other, each.sides[1][0].cursor)}>side by side</a></td>
+  </tr>`;
+  return html`<section>
+    <p id="gained">Of ${rows.length} tasks, <bdi>${nameOf(other)}</bdi> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
+      against <bdi>${nameOf(collection)}</bdi>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
+    <${LongTable} rows=${sortedRows(rows, AGAINST_COLUMNS[sort.order], sort.backwards)} row=${row} height=${TASK_HEIGHT} className="wide">
+      <${Headings} columns=${columns} ...${sort} onOrder=${setSort} /><//>
   </section>`;
 }
 
@@ -402,6 +485,7 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
   // Drawn when its neighbours are known too, so that no key is pressed in vain on a page that looks complete.
   if (!rollout || rollout.cursor !== cursor || !own || searching) return html`<p class="quiet">reading the rollout …</p>`;
   const facts = {
+    task: html`<a href=${link("c", collection, "t", rollout.task_id)}>${rollout.task_id}</a>`,
     reward: fixed(rollout.reward),
     advantage: signed(own.advantage),
     end: rollout.end_reason,
@@ -417,10 +501,7 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
       (entry) => html`<span class=${isHere(entry) ? "here" : ""}><${RolloutCell} collection=${collection} entry=${entry} here=${isHere(entry)} /></span>`,
     )}</div>
     <p class="quiet" id="place">${listed.findIndex(isHere) + 1} of ${listed.length} ${listed === group ? "of this task" : "listed"}</p>
-    <p class="facts"><span class="fact"><span class="quiet">task</span> <a href=${link("c", collection, "t", rollout.task_id)}>
-      <bdi>${rollout.task_id}</bdi></a></span>${Object.entries(facts).map(
-      ([name, value]) => html`<span class="fact"><span class="quiet">${name}</span> ${value}</span>`,
-    )}</p>
+    <${Facts} facts=${facts} />
     <p class="facts">
       ${group.length > 1 && html`<label>beside${" "}<select onChange=${(event) => (location.hash = link("beside", collection, cursor, collection, event.target.value))}>
         <option value="">another rollout</option>

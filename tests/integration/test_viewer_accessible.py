@@ -22,6 +22,7 @@ PAGES = {
     "everywhere": ("everywhere/task0_1", ".everywhere .cell"),
     "rollout": ("c/demo-i0001/r/1", ".conversation .output"),
     "tokens": ("c/demo-i0001/r/1/tokens", ".tokens .token"),
+    "against": ("against/demo-i0001/demo-i0002", "#gained"),
     "beside": ("beside/demo-i0001/1/demo-i0001/2", ".beside .turn"),
 }
 

@@ -288,3 +288,35 @@ async def test_runs_of_a_folder_are_listed_sorted_and_drawn_together(run_folder,
         await page.locator("#runs").wait_for(state="attached")
         await page.get_by_role("link", name="all rollouts").click()
         await true_in(page, "document.querySelectorAll('table.wide tbody tr').length === 6")
+
+
+@pytest.mark.fault("seeds of one setting were single lines, and two evaluations could not be set beside each other")
+async def test_seeds_are_one_curve_and_two_evaluations_one_list(run_folder, tmp_path, viewing):
+    for name, reward in (("x_seed0", 0.2), ("x_seed1", 0.6), ("other", 0.4)):
+        run = shutil.copytree(run_folder, tmp_path / "runs" / name)
+        (run / "config.yaml").write_text(f"seed: {reward}\nmodel: {{path: {name[0]}}}\n")
+        (run / "metrics.jsonl").write_text("".join(f'{{"iteration": {i}, "reward": {reward}}}\n' for i in (1, 2)))
+        for number, scored in ((1, "eval-before-t0-0123456789"), (2, "eval-after-t0-0123456789")):
+            for log in (run / "node/collections").glob(f"demo-i000{number}.*"):
+                log.rename(log.with_name(log.name.replace(log.name.partition(".")[0], scored)))
+    legend = "document.querySelector('.u-legend')?.innerText"
+    async with viewing(tmp_path / "runs") as (page, address):
+        await show(page, address, ready=".curve canvas")
+        await true_in(page, f"{legend}.includes('x_seed: mean of 2 runs')")
+        said = await page.locator("figcaption").inner_text()
+        assert "other from 0.400 at" in said
+        assert "mean of 2 runs from 0.400 at iteration 1 to 0.400 at" in said
+        await page.get_by_label("seeds of a setting").uncheck()
+        await true_in(page, f"{legend}.includes('x_seed1') && !{legend}.includes('mean of')")
+    async with viewing(tmp_path / "runs/other") as (page, address):
+        await show(page, address, ready="table")
+        await page.get_by_label("compare before-t0").check()
+        await page.get_by_label("compare after-t0").click()
+        await says(page, "#gained", "Of 4 tasks, after-t0 gained")
+        changes = "[...document.querySelectorAll('tbody td:last-child')].map(each => each.innerText.split(',')[0])"
+        order = ["gained", "as before", "lost"]
+        found = await page.evaluate(changes)
+        assert len(found) == 4
+        assert found == sorted(found, key=order.index)
+        await page.get_by_role("link", name="side by side").first.click()
+        await page.locator(".beside .turn").first.wait_for(state="attached")

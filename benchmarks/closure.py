@@ -66,6 +66,7 @@ ASKED_FOR = {
     "model_families.weights.four_bits",
     "model_families.weights.hub_fetch",
     "model_families.weights.published",
+    "rollout_server.asking",
     "rollout_server.collecting.compaction",
     "rollout_server.display",
 }

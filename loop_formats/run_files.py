@@ -5,6 +5,7 @@
     <root>/collections/<id>.held           its finished episodes that are graded once their group is there
     <root>/policies/<version>/             a LoRA adapter in PEFT's format, and the number of its publication
     <root>/node.json                       the node's address while it runs
+    <root>/node.secret                     its secret, for its owner, where a run started it
 
 One rule holds for files of JSON lines. A last line without its end is a write that is under way, or that a crash
 cut short: readers leave it out, and the writer cuts it off when it opens the file again. A whole line that is not a
@@ -49,6 +50,7 @@ _SETS_NOTHING = frozenset(
 COLLECTIONS = "collections"
 NODE_ADDRESS = "node.json"
 NODE_LOCK = "node.lock"
+NODE_SECRET = "node.secret"
 """The lock that a node holds on a folder as long as it runs."""
 _LOG, _META = ".jsonl", ".meta.jsonl"
 _NUMBER = re.compile(r"([0-9]+)")
@@ -101,6 +103,17 @@ def node_address(root: Path, pid: int | None = None) -> str | None:
     except (FileNotFoundError, ValueError):
         pass
     return None
+
+
+def new_node_secret(root: Path) -> str:
+    """Make the secret of a node that a run starts on ``root``, in a file there that only its owner can read, so that
+    the owner can ask the node; return it."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / NODE_SECRET).unlink(missing_ok=True)
+    secret = secrets.token_hex(16)
+    with open(os.open(root / NODE_SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(secret)
+    return secret
 
 
 def log_path(folder: Path, collection_id: str) -> Path:

@@ -18,3 +18,10 @@ def read_secret(variable: str) -> str:
             f"the environment variable {variable} must hold printable ASCII without blanks; no HTTP header carries more"
         )
     return secret
+
+
+def required_secret(variable: str, which: str) -> str:
+    """Return :func:`read_secret`; raises ValueError, which asks for ``which`` secret, where there is none."""
+    if secret := read_secret(variable):
+        return secret
+    raise ValueError(f"no bearer token: set the environment variable {variable} to {which}")

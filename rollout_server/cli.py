@@ -1,5 +1,5 @@
-"""``rollout-server --config node.yaml [key=value ...]`` runs a node; ``rollout-server status URL`` shows one,
-``rollout-server cancel URL ID`` ends a collection of it."""
+"""``rollout-server --config node.yaml [key=value ...]`` runs a node; ``rollout-server status NODE`` shows one,
+``rollout-server cancel NODE ID`` ends a collection of it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from loop_formats.schema import ConfigError
 from loop_plumbing import running_time
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
 from loop_plumbing.sanitize import SanitizingFormatter, show_all_text
-from loop_plumbing.secret import read_secret
+from loop_plumbing.secret import required_secret
 from loop_plumbing.start import prepare_process
 from rollout_server.app import build_runner
-from rollout_server.client import RolloutClient
 from rollout_server.config import ALL_ADDRESSES, NodeConfig, load_node_config, node_url
 from rollout_server.node import Node
 
 logger = logging.getLogger("rollout_server")
 
-DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ORPHAN_GRACE_S = 120.0
 FAREWELL_S = 10.0
 """Seconds for which a failed node goes on reporting why, to clients on other machines."""
@@ -50,10 +48,10 @@ def main(arguments: list[str] | None = None, program: str = "rollout-server") ->
     show_all_text()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if arguments[:1] == ["status"]:
-            _status(arguments[1:], program)
-        elif arguments[:1] == ["cancel"]:
-            _cancel(arguments[1:], program)
+        if arguments[:1] in (["status"], ["cancel"]):
+            from rollout_server.asking import ask  # which a node does without
+
+            ask(arguments, program)
         else:
             _serve(arguments, program)
     except (ConfigError, ValueError, RuntimeError, OSError) as error:
@@ -72,32 +70,6 @@ def _one_line(error: Exception) -> str:
     return f"{' '.join(repr(error).split())}{where}"
 
 
-def _status(arguments: list[str], program: str) -> None:
-    from rollout_server.display import status_tables  # a node does not need it
-
-    options = _node_parser(f"{program} status", "Show the state of a running rollout node.").parse_args(arguments)
-    Console().print(status_tables(options.url, _client(options).status()))
-
-
-def _cancel(arguments: list[str], program: str) -> None:
-    parser = _node_parser(f"{program} cancel", "End a collection of a running node; its finished rollouts stay there.")
-    parser.add_argument("id", help="id of the collection, as status shows it")
-    options = parser.parse_args(arguments)
-    print(f"{options.id}: {_client(options).cancel(options.id)}")
-
-
-def _node_parser(command: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(command, description=description)
-    parser.add_argument("url", help="http://host:port of the node")
-    parser.add_argument("--token-env", default=DEFAULT_TOKEN_ENV, help="variable that holds the bearer token")
-    return parser
-
-
-def _client(options: argparse.Namespace) -> RolloutClient:
-    token = _token(options.token_env, "the secret that the node was started with")
-    return RolloutClient(options.url, token, timeout_s=10.0, reconnect_s=0.0)
-
-
 def _serve(arguments: list[str], program: str) -> None:
     parser = argparse.ArgumentParser(program, description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; see docs/rollout_node.md")
@@ -105,7 +77,7 @@ def _serve(arguments: list[str], program: str) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
     options = parser.parse_args(arguments)
     config = load_node_config(options.config, options.overrides)
-    token = _token(config.token_env, "a secret of your choice")
+    token = required_secret(config.token_env, "a secret of your choice")
     del os.environ[config.token_env]  # servers, worlds and tools are started with this environment
     terminal = Console(stderr=True)
     # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
@@ -117,13 +89,6 @@ def _serve(arguments: list[str], program: str) -> None:
         _follow(options.owner_pid)
     _raise_open_files(config.max_concurrent_episodes)
     running_time.run(_run(config, token, terminal))
-
-
-def _token(variable: str, which: str) -> str:
-    token = read_secret(variable)
-    if not token:
-        raise ConfigError(f"no bearer token: set the environment variable {variable} to {which}")
-    return token
 
 
 def _raise_open_files(episodes: int) -> None:

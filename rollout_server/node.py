@@ -7,7 +7,6 @@ later one gets the slots that earlier ones have no episode for.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -21,7 +20,7 @@ from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
-from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, write_whole
+from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, NODE_SECRET, write_whole
 from loop_formats.schema import made_folder
 from loop_plumbing import moving
 from model_families.base_model import BaseModel, model_digest
@@ -412,5 +411,5 @@ class Node:
         write_whole(self.root / NODE_ADDRESS, json.dumps({"url": url, "pid": pid}))
 
     def remove_address(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            (self.root / NODE_ADDRESS).unlink()
+        for name in (NODE_ADDRESS, NODE_SECRET):
+            (self.root / name).unlink(missing_ok=True)

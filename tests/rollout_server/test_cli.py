@@ -2,7 +2,9 @@
 
 import asyncio
 import io
+import os
 import socket
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,9 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from loop_formats.run_files import node_address
+from loop_formats.run_files import NODE_SECRET, new_node_secret, node_address
 from rollout_server import cli
-from rollout_server.cli import DEFAULT_TOKEN_ENV, main
+from rollout_server.asking import DEFAULT_TOKEN_ENV
+from rollout_server.cli import main
 from rollout_server.client import RolloutClient
 from rollout_server.config import node_url
 from rollout_server.node_process import NodeProcess
@@ -54,6 +57,24 @@ async def test_status_says_who_uses_a_version_and_cancel_ends_its_use(running, p
     assert "policy versions 0 (0 using it), 1 (0 using it)" in await said("status")
     with pytest.raises(SystemExit, match="no collection 'c2'"):
         await said("cancel", "c2")
+
+
+@pytest.mark.fault("nobody could ask the node that a run had started: its secret was kept nowhere")
+async def test_the_node_of_a_run_is_asked_by_its_folder(running, monkeypatch, capsys):
+    monkeypatch.delenv(DEFAULT_TOKEN_ENV, raising=False)
+    root = running.node.root
+    with pytest.raises(SystemExit, match="no rollout node is running in"):
+        await running.call(main, ["status", str(root)])
+    running.node.write_address(running.url, os.getpid())
+    with pytest.raises(SystemExit, match=f"set the environment variable {DEFAULT_TOKEN_ENV}"):
+        await running.call(main, ["status", str(root)])
+    assert len(new_node_secret(root)) == 32
+    assert stat.S_IMODE((root / NODE_SECRET).stat().st_mode) == 0o600
+    (root / NODE_SECRET).write_text(TOKEN)
+    await running.call(main, ["status", str(root)])
+    assert running.url in capsys.readouterr().out
+    running.node.remove_address()
+    assert not (root / NODE_SECRET).exists()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_environments.description import trust_environment
+from loop_formats.run_files import new_node_secret
 from loop_recipes.config.loop_config import RolloutSourceConfig
 from loop_recipes.config.rollout_node import RolloutNodeConfig, read_token
 from loop_recipes.rollouts.node_source import NodeSource
@@ -68,8 +68,9 @@ def open_nodes(
     """
     if node is not None:
         trust_environment({"name": node.environment.name, **node.environment.options})
-    # A node of our own needs no secret that somebody has to know.
-    token = read_token(config.token_env) or secrets.token_hex(16)
+    token = read_token(config.token_env)
+    if config.launch and node is not None and not token:
+        token = new_node_secret(Path(node.root))
 
     def node_source(url: str, stop: Callable[[], bool], child: NodeProcess | None = None) -> NodeSource:
         def alive() -> None:

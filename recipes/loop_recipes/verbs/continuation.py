@@ -15,6 +15,7 @@ from loop_plumbing.secret import read_secret
 from loop_recipes.config.rollout_node import RolloutNodeConfig
 from loop_recipes.rollouts.branching import HowToSample, continuation_request, stored_protocol
 from loop_viewer.app import CannotContinue
+from rollout_server.asking import node_secret
 from rollout_server.client import NodeUnreachable, RolloutClient, RolloutNodeError
 
 TOKEN_ENV = RolloutNodeConfig.token_env
@@ -83,7 +84,8 @@ def _client(log: Path) -> RolloutClient:
     Raises:
         CannotContinue: no node is running.
     """
-    url = node_address(log.parent.parent)
+    root = log.parent.parent
+    url = node_address(root)
     if url is None:
         raise CannotContinue("no rollout node of this run is running on this machine; it runs while the run trains")
-    return RolloutClient(url, read_secret(TOKEN_ENV), timeout_s=PATIENCE_S, reconnect_s=0.0)
+    return RolloutClient(url, node_secret(root) or read_secret(TOKEN_ENV), timeout_s=PATIENCE_S, reconnect_s=0.0)

@@ -2,7 +2,7 @@
 
     loop node qwen2_5_32b output_dir=runs/a -- host=0.0.0.0 port=8700     the node of a training config
     loop node --file runs/a/rollout_node.yaml port=8700                  the node of a YAML
-    loop node status http://127.0.0.1:8700                               its episodes, servers, policy versions
+    loop node status runs/a                                              its episodes, servers, policy versions
     loop node cancel http://127.0.0.1:8700 ID                            end a collection
 
 Words before -- change the config, those after it the node.

@@ -16,7 +16,6 @@ import time
 import traceback
 
 from rich.console import Console
-from rich.live import Live
 from rich.logging import RichHandler
 
 from loop_formats.schema import ConfigError
@@ -155,7 +154,11 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
     failing = asyncio.create_task(node.until_given_up())
-    status_task = asyncio.create_task(_show(node, terminal)) if terminal.is_terminal else None
+    status_task = None
+    if terminal.is_terminal:
+        from rollout_server.display import draw_status  # a node without a terminal does not need it
+
+        status_task = asyncio.create_task(draw_status(node, terminal))
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -182,19 +185,6 @@ async def _started(node: Node, starting: asyncio.Task[None]) -> None:
     except Exception as error:
         node.failure = _one_line(error)
         raise
-
-
-async def _show(node: Node, terminal: Console) -> None:
-    """Draw a status line at the bottom of the terminal, log lines above it."""
-    from rollout_server.display import status_line  # a node without a terminal does not need it
-
-    counted, then = 0.0, time.monotonic()
-    with Live(console=terminal, auto_refresh=False) as live:
-        while True:
-            await asyncio.sleep(1.0)
-            sampled, now = node.router.counters.sampled_tokens, time.monotonic()
-            live.update(status_line(node.status(), (sampled - counted) / (now - then)), refresh=True)
-            counted, then = sampled, now
 
 
 if __name__ == "__main__":

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rollout_server.node import Node
+
+
+async def draw_status(node: Node, terminal: Console) -> None:
+    """Draw a status line at the bottom of the terminal, log lines above it, until it is cancelled."""
+    counted, then = 0.0, time.monotonic()
+    with Live(console=terminal, auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(1.0)
+            sampled, now = node.router.counters.sampled_tokens, time.monotonic()
+            live.update(status_line(node.status(), (sampled - counted) / (now - then)), refresh=True)
+            counted, then = sampled, now
 
 
 def status_line(status: dict[str, Any], tokens_per_second: float) -> Text:

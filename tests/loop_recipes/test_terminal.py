@@ -181,6 +181,24 @@ def test_a_bar_is_shown_after_a_second_and_leaves_nothing(capsys):
     assert len(cleared.strip("\r")) >= len(shown.strip())
 
 
+@pytest.mark.fault("a bar stood still for minutes, and its time left was reckoned from the first step that ended")
+@pytest.mark.parametrize(("done", "total", "counted", "elapsed", "left"), TABLES["time_left"])
+def test_the_time_left_falls_and_is_not_said_too_early(done, total, counted, elapsed, left):
+    with Bar(total=total, doing="updating", disable=False) as bar:
+        bar.dynamic_ncols, bar.ncols = None, 80
+        bar.update(done)
+        bar.start_t = bar._time() - elapsed
+        bar._counted_at = bar.start_t + counted
+        assert str(bar).partition(", left ")[2] == left
+
+
+def test_a_bar_moves_by_itself(capsys):
+    with Bar(total=1, doing="updating", disable=False) as bar:
+        bar.start_t -= 100.0
+        block_until(lambda: "updating 0/1 |          |, 01:4" in capsys.readouterr().err)
+    assert not bar._mover.is_alive()
+
+
 def test_a_wait_takes_the_lines_that_it_needs(monkeypatch):
     monkeypatch.setattr(waiting, "REFRESH_S", 0.01)
     stream = Terminal()

@@ -308,11 +308,11 @@ PLACES = ("output_dir=null", "model.path=null", "node.environment.module=null")
 """Keys of the places of run, model and file: a checkpoint identifies these by their content."""
 
 
-def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
+def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig, int]:
     """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from the config that the run began with.
 
     Returns:
-        The file, and the training's config as it is read from there.
+        The file, the training's config as it is read from there, and how often the evaluation plays each task.
 
     Raises:
         ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that began otherwise, or cannot
@@ -334,8 +334,8 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig]:
     with whole_file(file) as partial:
         partial.write_text(head + OmegaConf.to_yaml(OmegaConf.create(dict(config))), encoding="utf-8")
         training = read_config(compose(str(partial)), LoopConfig)
-        read_config(compose(str(partial), (), "eval_appworld"), EvalConfig)
-    return file, training
+        scoring = read_config(compose(str(partial), (), "eval_appworld"), EvalConfig)
+    return file, training, len(scoring.policies) * sum(sampling.runs for sampling in scoring.samplings)
 
 
 def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, *words: str) -> Path:
@@ -360,12 +360,15 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
     if is_hub_name(name := str(model)):  # train.yaml holds the name and the commit
         config["model"] |= {"path": pinned(name)}
     task.check_unchanged(Path(config["output_dir"]), folder, bool(config.get("accept_changes")))
-    file, training = write_config(config)
+    file, training, plays = write_config(config)
     run, wanted = file.parent, training.max_iterations
     last = run / "checkpoints" / f"iteration_{wanted:04d}"
     notes = [] if (run / METRICS_FILE).exists() else task.check_reward()
     if last.is_dir():
         notes = [f"done:     the training is complete ({wanted}/{wanted} iterations)"]
+    trained = wanted * training.collection.tasks_per_iteration * training.collection.rollouts_per_task
+    scored = plays * len(config["eval"].get("tasks") or task.scored)
+    notes.append(f"rollouts: {trained} to train, then {scored} to score, before and after")
     say(*_head(task, config, notes))
     sys.stdout.flush()
     if not last.is_dir():

@@ -134,7 +134,7 @@ def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ())
             "tasks": task.splits[TRAINED][:count],
             "samplings": [{"temperature": 1.0, "runs": 1}],
         }
-        file, _ = write_config(config)
+        file, *_ = write_config(config)
         run_step(tune("run", "eval_appworld", "--config", str(file)), None)
         rollouts = [rollout for log in find_logs(Path(folder)) for rollout in read_rollouts(log)]
     lines = [line for rollout in rollouts for line in _rollout_lines(rollout)]

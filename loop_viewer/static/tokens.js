@@ -7,47 +7,40 @@ const CHUNKS_MARGIN = 1200;
 const ADDRESS_AFTER_MS = 300;
 
 const SHADES = ["s0", "s1", "s2", "s3", "s4"];
+/** The shares of a rollout's sampled tokens that lie below the bounds between the five shades: few tokens stand out. */
+const SHARES = [0.5, 0.75, 0.9, 0.97];
 /**
- * What tokens may be coloured by: of a token's details a number, null where it has none, and the four bounds between the
- * five shades. `says` names the shades; `needs` is what a rollout has to have.
+ * What tokens may be coloured by: of a token's details a number, null where it has none, and what it is called; `needs`
+ * is what a rollout has to have. The bounds are the rollout's own, by SHARES, but where a colouring names them.
  */
 const COLOURINGS = {
-  "log-prob": {
-    of: ({ logprob }) => (logprob === null ? null : -logprob),
-    bounds: [0.7, 1.4, 2.1, 2.8],
-    says: ["log-prob above -0.7: likely", "to -1.4", "to -2.1: less likely", "to -2.8", "below: unlikely"],
-  },
-  ratio: {
-    needs: "ratios",
-    of: ({ ratio }) => (ratio === null ? null : Math.abs(Math.log(ratio))),
-    bounds: [0.01, 0.05, 0.1, 0.2],
-    says: ["log of the ratio within ±0.01", "±0.05", "±0.1", "±0.2", "beyond"],
-  },
-  gap: {
-    needs: "old_logprobs",
-    of: ({ learner, logprob }) => (learner === null ? null : Math.abs(learner - logprob)),
-    bounds: [1e-4, 1e-3, 1e-2, 1e-1],
-    says: ["sampler and learner differ by under 1e-4 nats", "1e-3", "1e-2", "1e-1", "more"],
-  },
+  "log-prob": { of: ({ logprob }) => (logprob === null ? null : -logprob), called: "minus the log-prob" },
+  ratio: { needs: "ratios", of: ({ ratio }) => (ratio === null ? null : Math.abs(Math.log(ratio))), called: "log of the ratio, either way," },
+  gap: { needs: "old_logprobs", of: ({ learner, logprob }) => (learner === null ? null : Math.abs(learner - logprob)), called: "gap of sampler and learner" },
   advantage: {
     needs: "advantages",
     of: ({ advantage }) => advantage,
     bounds: [-0.5, -0.05, 0.05, 0.5],
     shades: ["below2", "below1", "s0", "above1", "above2"],
-    says: ["advantage below -0.5", "to -0.05", "about 0", "from 0.05", "from 0.5"],
+    says: ["advantage to -0.5", "to -0.05", "to 0.05: about 0", "to 0.5", "above"],
   },
-  entropy: {
-    needs: "entropies",
-    of: ({ entropy }) => entropy,
-    bounds: [0.1, 0.5, 1, 2],
-    says: ["entropy under 0.1 nats: sure", "to 0.5", "to 1", "to 2", "more: unsure"],
-  },
+  entropy: { needs: "entropies", of: ({ entropy }) => entropy, called: "entropy in nats" },
 };
 
+/** A colouring with its bounds for a rollout, and what each shade says. */
+function scaleOf(name, rollout, details) {
+  const colouring = COLOURINGS[name];
+  const values = colouring.bounds ? [] : rollout.mask.map((sampled, i) => (sampled ? colouring.of(details(i)) : null)).filter((value) => value !== null).sort((a, b) => a - b);
+  const bounds = SHARES.map((share) => values[Math.min(Math.ceil(share * values.length) - 1, values.length - 2)] ?? 0);
+  const texts = bounds.map((bound) => Number(bound.toPrecision(2)));
+  const says = [`${colouring.called} up to ${texts[0]}: half of the tokens`, ...texts.slice(1).map((text) => `to ${text}`), "above: the largest"];
+  return { shades: SHADES, bounds, says, ...colouring };
+}
+
 /** The class of a token by the colouring's number; "" for one that has none. */
-function shadeOf({ of, bounds, shades = SHADES }, token) {
+function shadeOf({ of, bounds, shades }, token) {
   const value = of(token);
-  return value === null ? "" : ` ${shades[bounds.filter((bound) => value >= bound).length]}`;
+  return value === null ? "" : ` ${shades[bounds.filter((bound) => value > bound).length]}`;
 }
 
 /** The facts of token i: the mask, the turn, log-probs and, where the trainer left them, ratio and clip. */
@@ -91,7 +84,7 @@ class Chunk extends Component {
     const spans = [];
     for (let i = start; mounted && i < end; i++) {
       const token = details(i);
-      const name = `token${shadeOf(COLOURINGS[colouring], token)}${token.clipped ? " clipped" : ""}`;
+      const name = `token${shadeOf(colouring, token)}${token.clipped ? " clipped" : ""}`;
       spans.push(html`<span class=${name} id=${`t${i}`} data-i=${i}>${visible(token.text)}</span>`);
     }
     return html`<div class=${`chunk ${mounted ? "mounted" : ""}`} data-chunk=${start} style=${style}>${spans}</div>`;
@@ -133,6 +126,7 @@ function Tokens({ rollout }) {
   const chunks = useNear(list, [rollout], CHUNKS_MARGIN, Math.max(0, chunkOf(chosen)));
   const choices = Object.keys(COLOURINGS).filter((name) => !COLOURINGS[name].needs || rollout[COLOURINGS[name].needs]);
   const [colouring, setColouring] = useState(choices.includes(asked.colour) ? asked.colour : "log-prob");
+  const scale = useMemo(() => scaleOf(colouring, rollout, details), [colouring, details]);
   useEffect(() => {
     if (chosen < 0 && colouring === "log-prob" && !location.hash.includes("?")) return undefined;
     // Not for every key of many: a browser takes only so many changes of the address.
@@ -176,7 +170,7 @@ function Tokens({ rollout }) {
         start=${start}
         end=${end}
         details=${details}
-        colouring=${colouring}
+        colouring=${scale}
         mounted=${chunks.has(start)}
         height=${chunks.height(start, (end - start) * 1.2)}
       />`,
@@ -187,7 +181,7 @@ function Tokens({ rollout }) {
     <p class="legend">
       ${choices.length > 1 && html`<${Choice} label="colour by" options=${choices} value=${colouring} onChange=${setColouring} />`}
       <span class="token">not sampled</span>
-      ${COLOURINGS[colouring].says.map((words, i) => html`<span class=${`token ${(COLOURINGS[colouring].shades ?? SHADES)[i]}`}>${words}</span>`)}
+      ${scale.says.map((words, i) => html`<span class=${`token ${scale.shades[i]}`}>${words}</span>`)}
       ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
     </p>
     <div class="tokens" ref=${list} tabindex="0" role="group" aria-label="tokens: left and right choose one" onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>

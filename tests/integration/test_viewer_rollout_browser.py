@@ -119,6 +119,7 @@ async def test_tool_calls_are_set_apart_from_prose(tmp_path, viewing):
     assert labels[1:] == ["calls add", *["a call that cannot be read"] * 2]
 
 
+@pytest.mark.fault("tokens had a colour by fixed bounds, which a hundredth or none of a rollout's tokens crossed")
 async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, viewing):
     folder = write_run(tmp_path / "demo", iterations=1)
     file = folder / "token_statistics/demo-i0001.jsonl"
@@ -133,18 +134,17 @@ async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, 
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
         legend = await page.locator(".legend").inner_text()
-        assert "likely" in legend
-        assert "likelyless" not in legend.replace("\n", "")
+        assert re.search(r"log-prob up to [\d.]+: half of the tokens\s*to [\d.]+\s*to", legend)
         await page.locator(".legend select").select_option("ratio")
         await true_in(page, f"{first}.classList.contains('s0') && {second}.classList.contains('s4')")
-        assert "log of the ratio within" in await page.locator(".legend").inner_text()
+        assert "log of the ratio" in await page.locator(".legend").inner_text()
         for colour, shades in (("advantage", ("below2", "above1")), ("entropy", ("s0", "s4"))):
             await page.locator(".legend select").select_option(colour)
             has = "{}.classList.contains('{}')"
             await true_in(page, f"{has.format(first, shades[0])} && {has.format(second, shades[1])}")
             assert colour in await page.locator(".legend").inner_text()
         await page.locator(".legend select").select_option("gap")
-        await true_in(page, f"{first}.classList.contains('s2') && {second}.classList.contains('s4')")
+        await true_in(page, f"{first}.classList.contains('s3') && {second}.classList.contains('s4')")
         await page.locator(f"#t{start + 1}").click()
         await true_in(page, f"location.hash.endsWith('colour=gap&token={start + 2}')")
         panel = (await page.locator(".token-panel").inner_text()).replace("\n", " ")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -163,10 +164,15 @@ class Keyboard:
         if calls and calls != self._typed_calls:
             self._typed_calls = calls
             print(f"\na call is typed as {', '.join(calls)}; any other line is text, and an empty one ends the episode")
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # the event loop's acts after the line
         try:
             line = input("> ").strip()
         except EOFError:
             return None
+        except KeyboardInterrupt:
+            raise ConfigError("left at the keyboard") from None
+        finally:
+            signal.signal(signal.SIGINT, handler)
         self._printed = len(messages) + 1  # the typed line is on the screen
         return as_action(line, messages[0].content) if line else None
 

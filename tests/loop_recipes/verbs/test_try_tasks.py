@@ -1,6 +1,7 @@
 """`loop try`: what doing nothing earns, and a person at the keyboard."""
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_a_person_plays(capsys, monkeypatch):
     assert first < said.index("=== task from1number2: 1 turns, reward 1\n")
     assert "=== task from1number3: 0 turns, reward 0\n" in said
     assert said.endswith("mean reward 0.667 of 3 tasks\n")
+
+
+@pytest.mark.fault("Ctrl-C at the keyboard waited for Enter, printed a traceback and promised that it can be resumed")
+def test_a_person_leaves_at_once(capsys, monkeypatch):
+    def interrupted(prompt):
+        signal.raise_signal(signal.SIGINT)
+        return "a line typed afterwards"
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert main([str(EXAMPLE), "--by-hand"]) == 1
+    assert capsys.readouterr().err == "loop try: left at the keyboard\n"
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 TEXTS = texts_beside(__file__)

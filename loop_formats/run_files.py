@@ -106,8 +106,7 @@ def node_address(root: Path, pid: int | None = None) -> str | None:
 
 
 def new_node_secret(root: Path) -> str:
-    """Make the secret of a node that a run starts on ``root``, in a file there that only its owner can read, so that
-    the owner can ask the node; return it."""
+    """Make the secret of a node that a run starts on ``root``, in a file for its owner alone; return it."""
     root.mkdir(parents=True, exist_ok=True)
     (root / NODE_SECRET).unlink(missing_ok=True)
     secret = secrets.token_hex(16)

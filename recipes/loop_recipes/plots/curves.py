@@ -30,7 +30,7 @@ from loop_formats.places import labelled_paths, split_label
 from loop_formats.run_folder import read_description, read_metrics
 from loop_plumbing.plug_ins import load_part
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.plots.style import COLOURS, lowest, panels, save
+from loop_recipes.plots.style import COLOURS, MARKS, lowest, panels, save
 
 PHASES = {
     "seconds_waiting": "waiting for rollouts",
@@ -56,8 +56,8 @@ FEWEST_AVERAGED = 10
 """Fewest iterations of a curve with a moving average; with fewer it would be little more than one number."""
 CERTAIN = 1.96
 """Standard errors to either side that make an interval of 95 %."""
-LEGEND_ROW_IN = 0.3
-"""Inches that a row of names takes below panels."""
+LEGEND_IN = (3.0, 0.18)
+"""Inches that a name takes below panels: its column, its row."""
 MOST_MARKED = 30
 """Most iterations of a line without an average whose points are marked."""
 
@@ -147,34 +147,37 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
         here = np.interp(measured, iterations, points)
         axes.errorbar(measured, here, CERTAIN * errors[0], ls="", color=colour, alpha=0.35, lw=1)
     if window > 1:
-        axes.plot(iterations, points, color=colour, alpha=0.45, ls="", marker="o", ms=4, mew=0, label=f"{name}: each")
-    marker = "o" if window == 1 and of_all.sum() <= MOST_MARKED else None
+        points_alone = MARKS[colour] | {"ls": "", "ms": 4, "mew": 0, "alpha": 0.45}
+        axes.plot(iterations, points, color=colour, label=f"{name}: each", **points_alone)
+    marks = MARKS[colour] if window == 1 and of_all.sum() <= MOST_MARKED else {"ls": MARKS[colour]["ls"]}
     named = f"{name}: average of {window}" if window > 1 else name
-    axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, ms=4, marker=marker, label=named)
+    axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, ms=4, label=named, **marks)
     if not of_all.all():
         axes.plot(iterations[~of_all], mean[~of_all], color=colour, lw=1, ls=":")
     return True
 
 
 def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
-    """Plot reward and success over iterations; diamonds are evaluations on dev tasks."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), sharex=True)
-    for place, (key, title) in enumerate((("reward", "mean reward"), ("success", "share of rollouts that solve"))):
+    """Plot reward and success over iterations; diamonds are evaluations on dev tasks. More curves than can be told
+    apart in one panel have a panel each."""
+    apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
+    figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True, sharey=True)
+    for place, (key, title) in enumerate(titles.items()):
         for number, curve in enumerate(curves):
-            draw(axes[place], curve, key, _colour(number), window)
+            axes, colour = grid.flat[number if apart else place], _colour(place if apart else number)
+            label = title if apart else curve.label
+            draw(axes, curve, key, colour, window, label)
             evaluated, values = _dev_scores(curve, key)
             if values.size:
-                label = f"{curve.label}, dev"
-                axes[place].plot(evaluated, values, "D--", color=_colour(number), ms=5, lw=1, label=label)
-        axes[place].set(title=title, xlabel="iteration", ylabel=f"{title}, 0 to 1", ylim=(-0.02, 1.02))
-        _legend(axes[place])
+                axes.plot(evaluated, values, "D--", color=colour, ms=5, lw=1, label=f"{label}, dev")
+            axes.set(title=curve.label if apart else title, ylabel="0 to 1", ylim=(-0.02, 1.02))
     seeds = max(len(curve.runs) for curve in curves)
-    single = [curve for curve in curves if len(curve.runs) == 1]
     notes = [_averaged(curves, "reward", window)] if window > 1 else []
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
-    notes += ["bars: 95 % over tasks"] if any(len(curve.series("reward_error")[0]) for curve in single) else []
+    alone = [curve for curve in curves if len(curve.runs) == 1 and len(curve.series("reward_error")[0])]
+    notes += ["bars: 95 % over tasks"] if alone else []
     notes += _counted(curves)
-    return _finish(figure, curves, "; ".join(filter(None, notes)))
+    return _finish_panels(figure, grid, curves, "; ".join(filter(None, notes)))
 
 
 def _counted(curves: Sequence[Curve]) -> list[str]:
@@ -248,12 +251,10 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
     gap.set(title="sampler against learner", ylabel="difference of log-probs, nats", yscale=scale)
     gap.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
     gap.yaxis.set_minor_formatter(NullFormatter())
-    clip.set(title="clipped tokens", xlabel="iteration", ylabel="share of tokens")
+    clip.set(title="clipped tokens", ylabel="share of tokens")
     _from_zero(clip)
-    ratio.set(title="importance ratio", xlabel="iteration", ylabel="median, 1st to 99th percentile")
-    for axes in (lag, gap, clip, ratio):
-        _legend(axes)
-    return _finish(figure, curves, "")
+    ratio.set(title="importance ratio", ylabel="median, 1st to 99th percentile")
+    return _finish_panels(figure, grid, curves, "")
 
 
 def behavior(curves: Sequence[Curve], window: int) -> Figure:
@@ -358,19 +359,17 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _legend(axes: Axes) -> None:
-    """Draw the legend below the axes, where it covers nothing."""
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
-
-
 def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], note: str) -> Figure:
     """Finish panels with the same curves, as :func:`_finish`, with one legend below all of them."""
     for axes in lowest(grid):
         axes.set_xlabel("iteration")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=8, loc="lower left", ncols=4)
-    return _finish(figure, curves, note, below=LEGEND_ROW_IN * -(-len(labels) // 4))
+    found = [axes.get_legend_handles_labels() for axes in grid.flat]
+    named = {label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)}
+    columns = max(1, int(figure.get_figwidth() / LEGEND_IN[0]))
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, loc="lower left", ncols=columns)
+    below = LEGEND_IN[1] * (1 + math.ceil(len(named) / columns))
+    figure.set_figheight(figure.get_figheight() + below)
+    return _finish(figure, curves, note, below)
 
 
 def _from_zero(axes: Axes) -> None:
@@ -392,6 +391,7 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0
     for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)
         axes.locator_params(axis="x", integer=True)
+        axes.set_xmargin(0.02)  # an iteration 0 that nothing measured has no place
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout(rect=(0.0, below / figure.get_figheight(), 1.0, 1.0))
     return figure

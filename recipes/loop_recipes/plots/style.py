@@ -17,8 +17,11 @@ from loop_formats.run_files import whole_file
 
 mpl.rcParams["text.parse_math"] = False  # a task id may hold dollars
 
-# Okabe and Ito's colours, told apart with any kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+# Okabe and Ito's colours, told apart with any kind of colour vision; the last is for what has no name of its own.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+DASHES = ("-", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (3, 1)), (0, (10, 3)), (0, (8, 2, 2, 2)), (0, (4, 1, 1, 1)), "-")
+MARKS: Any = {each: {"ls": ls, "marker": mark} for each, ls, mark in zip(COLOURS, DASHES, "os^vP*hX", strict=True)}
+"""The dash and the point of the curve in a colour, by which curves are told apart in grey too."""
 
 
 def panels(count: int, width: float = 15.0, **options: Any) -> tuple[Figure, np.ndarray]:

@@ -68,9 +68,7 @@ def open_nodes(
     """
     if node is not None:
         trust_environment({"name": node.environment.name, **node.environment.options})
-    token = read_token(config.token_env)
-    if config.launch and node is not None and not token:
-        token = new_node_secret(Path(node.root))
+    token = read_token(config.token_env) or (new_node_secret(Path(node.root)) if config.launch and node else "")
 
     def node_source(url: str, stop: Callable[[], bool], child: NodeProcess | None = None) -> NodeSource:
         def alive() -> None:

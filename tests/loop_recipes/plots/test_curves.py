@@ -239,7 +239,7 @@ def test_points_and_average_are_named_and_few_iterations_have_no_average(tmp_pat
         run = write_run(tmp_path / str(count) / "run", rewards[:count])
         figure = learning_curve([parse_curve(str(run))], window=3)
         axes = figure.axes[0]
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
         points, *average = axes.get_lines()
         assert list(points.get_ydata()) == rewards[:count], "what is first drawn is each iteration as it was"
         assert ("average: over 3 iterations" in figure.get_suptitle()) == (count == 10)
@@ -257,6 +257,21 @@ def test_a_point_has_an_interval_over_tasks_and_the_head_says_how_many_rollouts(
     assert np.array(heights) == pytest.approx(np.array([[0.102, 0.298], [0.302, 0.498]]))
     assert not figure.axes[1].collections, "success has no error there"
     assert figure.get_suptitle().endswith("bars: 95 % over tasks; 44 rollouts an iteration")
+
+
+@pytest.mark.fault("the eighth and ninth curve looked like the first and second, under a legend that covered the axis")
+@pytest.mark.parametrize("count", [8, 9])
+def test_many_curves_can_be_told_apart_without_colour(tmp_path, count):
+    curves = [parse_curve(str(write_run(tmp_path / f"run{number}", [0.1, 0.5]))) for number in range(count)]
+    figure = learning_curve(curves, window=5)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(shown) == (2 if count == 8 else count)
+    lines = shown[0].get_lines()
+    looks = {(str(line._dash_pattern), line.get_marker()) for line in lines}
+    assert len(looks) == len(lines) == (8 if count == 8 else 2)
+    figure.canvas.draw()
+    bottom = min(axes.get_tightbbox().y0 for axes in shown)
+    assert figure.legends[0].get_window_extent().y1 <= bottom
 
 
 def test_every_axis_of_every_figure_is_named(tmp_path):

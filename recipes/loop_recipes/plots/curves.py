@@ -281,7 +281,7 @@ def training(curves: Sequence[Curve], window: int) -> Figure:
     figure, grid = panels(len(known), sharex=True)
     for axes, (key, title) in zip(grid.flat, known, strict=False):
         for number, curve in enumerate(curves):
-            draw(axes, curve, key, _colour(number), 1 if key in PLANNED else window)
+            draw(axes, curve, key, _colour(number), *((1, "_") if key in PLANNED else (window, None)))
         axes.set_title(title, fontsize=10)
     return _finish_panels(figure, grid, curves, _averaged(curves, "loss", window) if window > 1 else "")
 

@@ -119,7 +119,7 @@ def test_a_turn_is_as_long_as_a_move_a_call_or_an_answer(products, tmp_path, mac
     questions.write_text(products.read_text().replace("@tool(terminal=True)", ""))
     for file, tokens in ((QUEST, move), (products, other), (questions, other)):
         words = [f"machine={machine}", f"output_dir={tmp_path / file.stem}"]
-        written, trained = write_config(config_of(OwnTask.read(file), MODEL, words))
+        written, trained, _ = write_config(config_of(OwnTask.read(file), MODEL, words))
         assert trained.collection.limits.max_tokens_per_turn == tokens
         assert read_config(compose(str(written), (), "eval_appworld"), EvalConfig).limits.max_tokens_per_turn == tokens
 
@@ -129,7 +129,7 @@ def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machin
     monkeypatch.setattr(training, "choose_machine", lambda model: machine)
     task = OwnTask.read(products)
     words = [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]
-    file, trained = write_config(config_of(task, MODEL, words))
+    file, trained, plays = write_config(config_of(task, MODEL, words))
     assert file == tmp_path / "run/train.yaml"
     assert trained == read_config(compose(str(file)), LoopConfig)
     assert (trained.seed, trained.loss["kl_coefficient"], trained.resume_from_checkpoint) == (3, 0.04, True)
@@ -139,6 +139,7 @@ def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machin
     scoring = read_config(compose(str(file), (), "eval_appworld"), EvalConfig)
     assert (scoring.split, scoring.run) == ("held_out", str(tmp_path / "run"))
     assert [policy.adapter for policy in scoring.policies] == [None, str(tmp_path / "run")]
+    assert plays == 2 * sum(sampling.runs for sampling in scoring.samplings), "each task before and after"
 
 
 @pytest.mark.fault("ids that end in a number")

@@ -44,16 +44,16 @@ def starts_of(run: Path) -> dict[str, str]:
     The facts name the machine's folders and the command, so that an exported page goes without them.
     """
     file = run / STARTS
-    found = [line for _, line in sound_lines(file, "start", json_object, []) if line] if file.is_file() else []
-    if not found:
+    starts = [line for _, line in sound_lines(file, "start", json_object, []) if line] if file.is_file() else []
+    if not starts:
         return {}
-    last, words = found[-1], [str(word) for word in found[-1].get("command", ())]
+    last, words = starts[-1], [str(word) for word in starts[-1].get("command", ())]
     programs = [place for place, word in enumerate(words) if PurePath(word).name in ("tune", "loop")]
     words = [PurePath(words[programs[0]]).name, *words[programs[0] + 1 :]] if programs else words
     packages = last.get("packages")
     return {
-        "started": str(found[0].get("at")),
-        "last start": f"{last.get('at')}, start {len(found)}" if len(found) > 1 else "",
+        "started": str(starts[0].get("at")),
+        "last start": f"{last.get('at')}, start {len(starts)}" if len(starts) > 1 else "",
         "command": shlex.join(words),
         "folder": str(last.get("folder")),
         "commit": str(last.get("commit") or ""),

@@ -78,7 +78,7 @@ def solve(target):
 
 async def test_a_whole_evaluation(policy, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(Waiting, "told", lambda self, line: told.append(line))
+    monkeypatch.setattr(Waiting, "report", lambda self, line: told.append(line))
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         local.vllm.speak = lambda rng: solve(4)  # dev asks for 4, 6, 8 and 10, 12, 14: one task of six
         files = await asyncio.to_thread(run, config(policy, tmp_path, local.url))

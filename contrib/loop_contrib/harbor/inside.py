@@ -25,7 +25,7 @@ from loop_contrib.harbor.tasks import HarborTask
 
 LOOP = "loop"
 OPEN_FILES = 256
-"""Of this process; an agent's connections take two each."""
+"""The limit of this process; an agent's connections take two each."""
 _OF_BACK_END = ("HOME", "XDG_", "CONTAINERS_", "DOCKER_")
 
 
@@ -52,10 +52,11 @@ async def play(command: Sequence[str]) -> int:
         asked = (await client.get(f"{url}/episode")).raise_for_status()
     entrance = Path(asked.json()["messages"][0]["content"])
     enter, container, variables, limit_s = json.loads((entrance / "place.json").read_text())
-    told = {"OPENAI_BASE_URL": f"{inside}{node.path}", "OPENAI_API_KEY": key}
-    told |= {"ANTHROPIC_BASE_URL": inside, "ANTHROPIC_API_KEY": key}
-    environment = {**os.environ, **variables, **told}
-    names = [f"--env={name}" for name in told]  # values of a command line can be read by other users of the machine
+    addresses = {"OPENAI_BASE_URL": f"{inside}{node.path}", "OPENAI_API_KEY": key}
+    addresses |= {"ANTHROPIC_BASE_URL": inside, "ANTHROPIC_API_KEY": key}
+    environment = {**os.environ, **variables, **addresses}
+    # By name alone: values of a command line can be read by other users of the machine.
+    names = [f"--env={name}" for name in addresses]
     joined = forward.forward(lambda: asyncio.open_connection(node.hostname, node.port or 80))
     async with await asyncio.start_unix_server(joined, entrance / LOOP / forward.SOCKET):
         for path in (entrance / LOOP, *(entrance / LOOP).iterdir()):

@@ -363,8 +363,8 @@ def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], no
     """Finish panels with the same curves, as :func:`_finish`, with one legend below all of them."""
     for axes in lowest(grid):
         axes.set_xlabel("iteration")
-    found = [axes.get_legend_handles_labels() for axes in grid.flat]
-    named = {label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)}
+    legends = [axes.get_legend_handles_labels() for axes in grid.flat]
+    named = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
     columns = max(1, int(figure.get_figwidth() / LEGEND_IN[0]))
     figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, loc="lower left", ncols=columns)
     below = LEGEND_IN[1] * (1 + math.ceil(len(named) / columns))

@@ -14,6 +14,7 @@ from loop_recipes.paths import loop_package
 from loop_recipes.verbs import try_tasks
 from loop_recipes.verbs.recipes import train as train_verb
 from loop_recipes.verbs.try_tasks import main as try_verb
+from model_families import opening
 from support.small_runs import write_logs
 from support.texts import texts_beside
 
@@ -105,7 +106,7 @@ def test_a_model_is_tried_in_the_form_that_the_words_say(judged, monkeypatch, tm
     monkeypatch.setattr(try_tasks, "run_step", evaluate)
     monkeypatch.setattr(try_tasks, "find_logs", lambda folder: [])
     opened = []
-    monkeypatch.setattr(training, "open_model_chat", lambda *told: opened.append(told[2:]))
+    monkeypatch.setattr(opening, "open_model_chat", lambda *told: opened.append(told[2:]))
     assert try_verb([file, "--model", MODEL, *own, *words]) == 0
     assert asked == [("user", "j")]
     assert opened == [(None, "user")]

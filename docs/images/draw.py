@@ -117,7 +117,7 @@ def tokens() -> str:
 
 
 RECORDING = Path(__file__).with_name("demo.txt")
-FASTER, COLUMNS = 40, 110
+FASTER, COLUMNS, ROWS, ROW = 40, 110, 24, 17
 
 
 def record(command: list[str]) -> None:
@@ -128,22 +128,29 @@ def record(command: list[str]) -> None:
         lines = [f"0\t$ {' '.join(command)}\n"]
         for line in run.stdout:
             print(line, end="", flush=True)
-            lines.append(f"{time.monotonic() - began:.0f}\t{line}")
+            lines.append(f"{time.monotonic() - began:.0f}\t{line.replace(f'{Path.cwd()}/', '')}")
     RECORDING.write_text("".join(lines))
     sys.exit(run.returncode)
 
 
 def demo() -> str:
-    """Draw the recorded lines as a terminal shows them, each once it was printed."""
-    parts, y = [], 0
-    for line in RECORDING.read_text().splitlines():
-        seconds, _, words = line.partition("\t")
-        y += 17
+    """Draw the recorded lines as a terminal shows them: each once it was printed, the earlier ones scrolled away."""
+    recorded = [line.partition("\t") for line in RECORDING.read_text().splitlines()]
+    times = [int(seconds) / FASTER for seconds, _, _ in recorded]
+    parts, scrolls = [], ["0% { transform: none; }"]
+    for number, ((_, _, words), at) in enumerate(zip(recorded, times, strict=True), 1):
         shown = words if len(words) <= COLUMNS else f"{words[: COLUMNS - 1]}\u2026"
-        delay = f"animation-delay: {int(seconds) / FASTER:g}s"
-        parts.append(f'<text x="14" y="{y + 8}" class="line" style="{delay}">{escape(shown)}</text>')
-    frame = f'<rect class="box" width="840" height="{y + 20}" rx="6"/>'
-    return svg(840, y + 20, "What make demo prints, forty times as fast", [frame, *parts])
+        place = f'x="14" y="{number * ROW + 6}" class="line" style="animation-delay: {at:g}s"'
+        parts.append(f"<text {place}>{escape(shown)}</text>")
+        if number > ROWS:
+            moved = f"transform: translateY({(ROWS - number) * ROW}px);"
+            scrolls.append(f"{100 * at / times[-1]:.2f}% {{ {moved} }}")
+    scroll = (
+        f"@keyframes scroll {{ {' '.join(scrolls)} }} .scroll {{ animation: scroll {times[-1]:g}s step-end both; }}"
+    )
+    height = ROWS * ROW + 20
+    frame = f'<style>{scroll}</style><rect class="box" width="840" height="{height}" rx="6"/><g class="scroll">'
+    return svg(840, height, "What make demo prints, forty times as fast", [frame, *parts, "</g>"])
 
 
 PICTURES = {"fits.svg": fits, "tokens.svg": tokens, "demo.svg": demo}

@@ -28,7 +28,8 @@ class Bar(tqdm):
         super().__init__(
             total=total, desc=doing, leave=False, disable=disable, mininterval=1.0, delay=1.0, dynamic_ncols=True
         )
-        self._mover.start()
+        if not self.disable:
+            self._mover.start()
 
     def _move(self) -> None:
         """Show its seconds while a step of minutes runs."""
@@ -37,13 +38,15 @@ class Bar(tqdm):
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count ``n`` more steps."""
-        self._counted_at = self._time()
+        if not self.disable:
+            self._counted_at = self._time()
         return super().update(n)
 
     def close(self) -> None:
         """Take the bar off the terminal."""
         self._over.set()
-        self._mover.join()
+        if self._mover.is_alive():
+            self._mover.join()
         super().close()
 
     def refresh(self, *arguments: Any, **options: Any) -> None:

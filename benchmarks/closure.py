@@ -45,7 +45,6 @@ ENDPOINT = ["rollout_server.endpoint.endpoint", "rollout_server.endpoint.routes"
 ASKED_FOR = {
     *ENDPOINT,
     "agent_environments.tools.group",
-    "loop_recipes.algorithm.token_statistics",
     "loop_recipes.config.sft_config",
     "loop_recipes.engine.flash_attention",
     "loop_recipes.engine.frozen_weights",

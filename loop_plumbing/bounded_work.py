@@ -72,12 +72,10 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 def _take_back(thread: int) -> None:
     """Leave no pending exception in this thread: raise and catch one more. After a None in its place, CPython 3.11
     looks for it before every step of the process from then on, and a debugger's first step never ends."""
-    try:
+    with contextlib.suppress(_Late):
         _raise_in(thread, _Late)
         while True:
             pass
-    except _Late:
-        pass
 
 
 def _lower(memory_bytes: int, soft: int, hard: int) -> None:

@@ -15,7 +15,6 @@ _PACKED = {
     **{"parquet": b"PAR1", "Arrow": b"ARROW1", "SQLite": b"SQLite format 3"},
 }
 """The first bytes of files that are not text."""
-_TABLES = (".csv", ".tsv")
 
 
 def most_unpacked(file: Path) -> int:
@@ -39,7 +38,7 @@ def open_text(file: Path) -> IO[str]:
                 raise ValueError(f"{file} unpacks to more than {most >> 20:,} MiB: unpack it yourself, if it is yours")
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{file} is gzipped and broken: {error}") from error
-    table = next((suffix[1:].upper() for suffix in _TABLES if suffix in file.suffixes), None)
+    table = next((suffix[1:].upper() for suffix in (".csv", ".tsv") if suffix in file.suffixes), None)
     if packed := next((kind for kind, begins in _PACKED.items() if content.startswith(begins)), table):
         raise ValueError(f"{file} is {packed}, which is not read here: give its content as JSON lines")
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"

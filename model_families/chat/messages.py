@@ -79,17 +79,6 @@ def results_by_call(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     return ordered
 
 
-def unknown_results(messages: Iterable[ChatMessage]) -> list[str]:
-    """Return the ids that tools' messages answer and that no call before them has, if all those calls have ids."""
-    calls, unknown = {""}, list[str]()
-    for message in messages:
-        if message.role == "assistant":
-            calls |= {*message.call_ids}
-        elif message.role == "tool" and calls > {""}:
-            unknown += [name for name in message.call_ids if name not in calls]
-    return unknown
-
-
 def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMessage:
     """Return an assistant's text with its calls apart. A turn with a block that is not a call becomes text alone."""
     calls = parse_tool_calls(text) if with_tools else []

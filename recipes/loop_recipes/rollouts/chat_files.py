@@ -17,7 +17,7 @@ from agent_environments.tool_calls import ToolCall, split_tool_responses
 from loop_plumbing.bounded_work import TooMuch, bounded
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.json_lines import json_lines, most_unpacked, open_text
-from model_families.chat.messages import ChatMessage, ChatRole, results_by_call, unknown_results
+from model_families.chat.messages import ChatMessage, ChatRole, results_by_call
 
 ROLES: Mapping[str, ChatRole] = {
     "system": "system",
@@ -164,9 +164,20 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
             raise ValueError(f"{place}: {error}") from error
         unread = frozenset(_unread(record))
         for chat in chats:
-            if stray := unknown_results(chat.messages):
+            if stray := _unknown_results(chat.messages):
                 raise ValueError(f"{place}: a tool's message answers call {stray[0]!r}, which no call before it has")
             yield replace(chat, messages=results_by_call(chat.messages), unread=unread)
+
+
+def _unknown_results(messages: Sequence[ChatMessage]) -> list[str]:
+    """Return the ids that tools' messages answer and that no call before them has, if all those calls have ids."""
+    calls, unknown = {""}, list[str]()
+    for message in messages:
+        if message.role == "assistant":
+            calls |= {*message.call_ids}
+        elif message.role == "tool" and calls > {""}:
+            unknown += [name for name in message.call_ids if name not in calls]
+    return unknown
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:

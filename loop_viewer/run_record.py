@@ -74,7 +74,7 @@ def result_of(run: Path) -> dict[str, Any]:
             report = json.loads(file.read_text(encoding="utf-8"))
             scores = [
                 {"policy": str(each["policy"]), "sampling": each.get("sampling", {}).get("label")}
-                | {"reward": each.get("reward"), **_interval(each["success"]), "mean": each["success"]["mean"] / 1}
+                | {"reward": each.get("reward"), **_interval(each["success"]), "mean": float(each["success"]["mean"])}
                 for each in report["scores"]
             ]
             comparisons = [

@@ -23,7 +23,7 @@ import httpx
 from loop_contrib.harbor import forward
 from loop_contrib.harbor.tasks import HarborTask
 
-LOOP = "loop"
+MOUNTED_FOLDER = "loop"
 OPEN_FILES = 256
 """The limit of this process; an agent's connections take two each."""
 _OF_BACK_END = ("HOME", "XDG_", "CONTAINERS_", "DOCKER_")
@@ -35,9 +35,9 @@ def make_entrance(task: HarborTask, client: str, container: str, workdir: str) -
     It also says how the container is entered, with the variables of the back end, which a harness passes to no program.
     """
     folder = Path(tempfile.mkdtemp(prefix="harbor-"))
-    (folder / LOOP).mkdir()
-    shutil.copy(forward.__file__, folder / LOOP / "forward.py")
-    (folder / LOOP / "prompt.md").write_text(task.instruction)
+    (folder / MOUNTED_FOLDER).mkdir()
+    shutil.copy(forward.__file__, folder / MOUNTED_FOLDER / "forward.py")
+    (folder / MOUNTED_FOLDER / "prompt.md").write_text(task.instruction)
     enter = [client, "exec", f"--workdir={workdir}", *([] if task.user is None else [f"--user={task.user}"])]
     variables = {name: value for name, value in os.environ.items() if name.startswith(_OF_BACK_END)}
     (folder / "place.json").write_text(json.dumps([enter, container, variables, task.agent_s]))
@@ -58,8 +58,8 @@ async def play(command: Sequence[str]) -> int:
     # By name alone: values of a command line can be read by other users of the machine.
     names = [f"--env={name}" for name in addresses]
     joined = forward.forward(lambda: asyncio.open_connection(node.hostname, node.port or 80))
-    async with await asyncio.start_unix_server(joined, entrance / LOOP / forward.SOCKET):
-        for path in (entrance / LOOP, *(entrance / LOOP).iterdir()):
+    async with await asyncio.start_unix_server(joined, entrance / MOUNTED_FOLDER / forward.SOCKET):
+        for path in (entrance / MOUNTED_FOLDER, *(entrance / MOUNTED_FOLDER).iterdir()):
             path.chmod(0o777)  # in the container it may be another user's
         words = [*enter, container, "python3", "/loop/forward.py"]
         listens = await create_subprocess_exec(*words, env=environment, stdin=DEVNULL, stdout=PIPE)

@@ -36,7 +36,7 @@ from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, joined_resu
 from agent_environments.tools.identity import digest
 from agent_environments.tools.tasks import TaskTable
 from loop_contrib.harbor.containers import Containers, Shell, TooLong, Unusable
-from loop_contrib.harbor.inside import LOOP, make_entrance
+from loop_contrib.harbor.inside import MOUNTED_FOLDER, make_entrance
 from loop_contrib.harbor.tasks import HarborTask, read_folder
 from loop_plumbing.sanitize import printable
 
@@ -109,7 +109,7 @@ class HarborEnvironment:
         mounted = None
         if programs:
             self._entrance = make_entrance(task, self._containers.client, name, workdir)
-            mounted = self._entrance / LOOP
+            mounted = self._entrance / MOUNTED_FOLDER
         await self._containers.begin(name, task, image, workdir, mounted)
         return name
 

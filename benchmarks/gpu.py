@@ -460,7 +460,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.cpu_rehearsal:
         args.size, args.device = "tiny", "cpu"
-    if args.day or args.cpu_rehearsal:
+    if (args.day or args.cpu_rehearsal) and not args.case:
         sys.exit(run_day(args))
     size, device = SIZES[args.size], torch.device(args.device)
     rows = Rows(args.json, machine(device.type))

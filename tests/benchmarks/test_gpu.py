@@ -189,3 +189,11 @@ def test_a_rehearsal_has_the_steps_of_gpu_day_and_goes_on(gpu, monkeypatch, caps
     assert {command[-1] for command in begun} == {"--cpu-rehearsal"}
     rows = json.loads((tmp_path / "rows").read_text())
     assert {row["value"] for row in rows if row["metric"] == "exit status"} == {0}
+
+
+def test_a_rehearsed_step_measures_its_case_alone(gpu, monkeypatch, capsys):
+    monkeypatch.setitem(gpu.CASES, "run", lambda size, device, args: {"device": device.type})
+    monkeypatch.setattr(gpu, "run_day", None)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--case", "run", "--cpu-rehearsal"])
+    gpu.main()
+    assert json.loads(capsys.readouterr().out) == {"device": "cpu"}

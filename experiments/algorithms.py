@@ -167,7 +167,8 @@ def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) 
     for axes in grid[:, 0]:
         axes.set_ylabel("share that solves")
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves.values()))))
-    note = f"{datasets}: moving average over {WINDOW} iterations; band: lowest to highest seed; grey: {reference.label}"
+    note = f"{datasets}: points: means of the seeds; line: their average over {WINDOW} iterations; "
+    note += f"band: lowest to highest seed; grey: {reference.label}"
     note += "" if ceiling is None else "; dashed: the policy's ceiling"
     drawing.suptitle(note, fontsize=9, x=0.01, ha="left")
     drawing.tight_layout()

@@ -41,7 +41,7 @@ def ask(arguments: list[str], program: str) -> None:
     parser = argparse.ArgumentParser(f"{program} {word}", description=about[word])
     parser.add_argument("node", help="http://host:port of the node, or the folder of the run that started it")
     if word == "cancel":
-        parser.add_argument("id", help="id of the collection, as status shows it")
+        parser.add_argument("id", help="id of the collection; status lists them")
     parser.add_argument("--token-env", default=DEFAULT_TOKEN_ENV, help="variable that holds the bearer token")
     options = parser.parse_args(rest)
     url, secret = options.node, ""

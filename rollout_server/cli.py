@@ -72,7 +72,7 @@ def _one_line(error: Exception) -> str:
 def _serve(arguments: list[str], program: str) -> None:
     parser = argparse.ArgumentParser(program, description=__doc__)
     parser.add_argument("--config", required=True, help="YAML file; see docs/rollout_node.md")
-    parser.add_argument("--owner-pid", type=int, help="stop when the process of this id is gone")
+    parser.add_argument("--owner-pid", type=int, help="stop when the process with this id ends")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace those of the file")
     options = parser.parse_args(arguments)
     config = load_node_config(options.config, options.overrides)

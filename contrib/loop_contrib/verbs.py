@@ -1,7 +1,7 @@
 """The verbs of ``loop`` that papers' methods and services add."""
 
 VERBS = {
-    "serve": ("ENVIRONMENT", "offer an environment to other programs", "loop_contrib.services.cli:main"),
+    "serve": ("ENVIRONMENT", "serve an environment to other programs", "loop_contrib.services.cli:main"),
     "method solved": ("CONFIG", "sample until each task is solved (RFT)", "loop_contrib.rft.collect_solved:main"),
     "method trees": ("CONFIG", "search trees of turns (DPO-MCTS)", "loop_contrib.dpo_mcts.search_trees:main"),
     "method rank-turns": ("CONFIG", "rank turns by a critic (SWEET-RL)", "loop_contrib.sweet_rl.rank_turns:main"),

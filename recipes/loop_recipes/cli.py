@@ -18,17 +18,17 @@ from loop_plumbing.start import prepare_process
 from loop_recipes.paths import TYPED
 
 VERBS = {
-    "init": ("NAME", "begin a task of your own: a file of functions", "loop_recipes.verbs.init:main"),
-    "try": ("FILE.py", "play a few tasks of such a file", "loop_recipes.verbs.try_tasks:main"),
+    "init": ("NAME", "write a task of your own: a file to change", "loop_recipes.verbs.init:main"),
+    "try": ("FILE.py", "check such a file without training", "loop_recipes.verbs.try_tasks:main"),
     "train": ("CONFIG|FILE.py", "train an agent", "loop_recipes.verbs.recipes:train"),
-    "sft": ("CONFIG", "train on stored rollouts", "loop_recipes.verbs.recipes:sft"),
+    "sft": ("CONFIG", "train on chats or stored rollouts", "loop_recipes.verbs.recipes:sft"),
     "eval": ("CONFIG", "score policies on held-out tasks", "loop_recipes.verbs.recipes:evaluate"),
-    "check": ("CONFIG", "show what would run where, and whether it fits", "loop_recipes.verbs.check:main"),
-    "node": ("CONFIG", "run a rollout node; or status URL, cancel URL ID", "loop_recipes.verbs.node:main"),
+    "check": ("CONFIG", "compute whether a config fits your machines", "loop_recipes.verbs.check:main"),
+    "node": ("CONFIG", "run a rollout node; or status RUN, cancel RUN ID", "loop_recipes.verbs.node:main"),
     "view": ("RUN...", "look at rollouts in a browser", "loop_recipes.verbs.view:main"),
     "plot": ("RUN...", "draw learning curves", "loop_recipes.plots.curves:main"),
-    "export": ("RUN", "a policy to serve, merge or share", "loop_recipes.verbs.export:main"),
-    "doctor": ("RUN", "say what is wrong with a run", "loop_recipes.verbs.doctor:main"),
+    "export": ("RUN", "write a policy to serve, merge or share", "loop_recipes.verbs.export:main"),
+    "doctor": ("RUN", "name the faults of a run, by its metrics", "loop_recipes.verbs.doctor:main"),
     "compare": ("A B", "compare two evaluations, task by task", "loop_recipes.verbs.compare:main"),
 }
 """Verb -> its main argument, a summary, and the function that is called with the words after the verb. Installed
@@ -39,8 +39,8 @@ CLIENT_VERBS = ("init", "try", "view", "doctor")
 OTHER_WORDS = {"run": "train", "resume": "train"}
 """Words for verbs in other programs -> our verb; no name of ours resembles them."""
 NOTES = """\
-CONFIG is a YAML file, or a name from `tune ls`. After it come key=value, or
-~key to leave one out. `loop VERB --help` lists a verb's options."""
+CONFIG is a YAML file, or a name from `tune ls`. Change it by key=value, or
+remove a key by ~key. `loop VERB --help` lists a verb's options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:

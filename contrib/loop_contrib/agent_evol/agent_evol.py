@@ -106,9 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
     words, learning = split_words(sys.argv[1:] if arguments is None else arguments)
     parser = config_parser("method evol", __doc__)
     parser.add_argument("--training", required=True, metavar="CONFIG", help="a config of sft_appworld: the learner")
-    parser.add_argument("--rounds", type=int, default=3, help="(3)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (3)")
     parser.add_argument("--attempts", type=int, default=4, help="rollouts of a task in a round, at most (4)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts (1.0)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature of the rollouts (1.0)")
     parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="processes of the trainings (1)")
     options = parser.parse_intermixed_args(words)
     for name in ("rounds", "attempts", "nproc_per_node"):

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--iterations", type=int, default=30, help="rollouts of a task beside its first two (30)")
     parser.add_argument("--exploration", type=float, default=1.0, help="weight of UCB's second term (1.0)")
     parser.add_argument(
-        "--threshold", type=float, default=0.0, help="what the values of a pair differ by, and more (0.0)"
+        "--threshold", type=float, default=0.0, help="the values of a pair differ by more than this (0.0)"
     )
     options = parser.parse_intermixed_args(arguments)
 

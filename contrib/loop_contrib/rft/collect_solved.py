@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--temperatures", type=float, nargs="+", default=[n / 20 for n in range(1, 21)], help="(0.05 0.1 ... 1.0)"
     )
     parser.add_argument("--attempts", type=int, default=8, help="rollouts of a task at a temperature, at most (8)")
-    parser.add_argument("--rollouts", type=int, help="sample no more than so many in all")
-    parser.add_argument("--hours", type=float, help="begin no further round after so many hours")
+    parser.add_argument("--rollouts", type=int, help="the most rollouts in all")
+    parser.add_argument("--hours", type=float, help="begin no new round after so many hours")
     options = parser.parse_intermixed_args(arguments)
 
     def work() -> str:

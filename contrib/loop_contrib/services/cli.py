@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     described = verb_parser("serve", __doc__)
     names = ", ".join(sorted({*ENVIRONMENTS, *plug_ins("environments")} - {"harness"}))
     described.add_argument("name", metavar="ENVIRONMENT", help=f"module:Class, or one of {names}")
-    described.add_argument("options", type=option, nargs="*", metavar="key=value", help="of its config")
+    described.add_argument("options", type=option, nargs="*", metavar="key=value", help="options of its config")
     splits = "tasks that AgentGym's data_idx counts through, one split after the other (train)"
     described.add_argument("--splits", nargs="+", default=["train"], metavar="SPLIT", help=splits)
     host = "address to listen at; 0.0.0.0 lets other machines in (127.0.0.1)"

@@ -33,9 +33,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = config_parser("method rank-turns", __doc__)
     parser.add_argument("--logs", required=True, action="append", help="rollouts: a log, or a run's folder; repeatable")
     parser.add_argument("--critic", required=True, type=Path, metavar="RUN", help="folder of the critic's run")
-    parser.add_argument("--candidates", type=int, default=16, metavar="N", help="of every turn (16)")
-    parser.add_argument("--pairs", type=int, default=4, metavar="N", help="of every turn (4)")
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="takes every K-th turn only (1)")
+    parser.add_argument("--candidates", type=int, default=16, metavar="N", help="for every turn (16)")
+    parser.add_argument("--pairs", type=int, default=4, metavar="N", help="for every turn (4)")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="rank every K-th turn only (1)")
     parser.add_argument("--most", type=int, metavar="N", help="the first N rollouts only")
     parser.add_argument(
         "--blind-reference", action="store_true", help="hide the hidden information from the critic's reference"

@@ -318,10 +318,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
     parser.add_argument("--out", type=Path, help="folder for the pictures (default: that of the first run)")
     parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
-    parser.add_argument("--title", help="stands above each picture (default: the dataset's name)")
+    parser.add_argument("--title", help="title of each picture (default: the dataset's name)")
     parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
     parser.add_argument("--slots", action="store_true", help="draw the use of the node's slots over time instead")
-    parser.add_argument("--task", help="with --rollouts: whose API-call sequences (default: that with most rollouts)")
+    parser.add_argument("--task", help="with --rollouts: draw API calls of this task (default: most rollouts)")
     parsed = parser.parse_args(arguments)
     if parsed.smooth < 1:
         parser.error(f"--smooth is {parsed.smooth}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""Shows what would run where, and whether it fits, without running it; or what can be set.
+"""Computes where a config would run and whether it fits, without running it; or prints the keys of configs.
 
 loop check qwen2_5_32b preset=paper output_dir=runs/a
 loop check qwen2_5_7b_one_gpu output_dir=runs/a --gpu-memory 40
@@ -37,13 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 1 when something cannot work, with one line on stderr for each such thing.
     """
     parser = config_parser("check", __doc__, optional=True)
-    parser.add_argument("--keys", metavar="PREFIX", nargs="?", const="", help="print the keys of configs that begin so")
+    parser.add_argument("--keys", metavar="PREFIX", nargs="?", const="", help="print the keys that begin with PREFIX")
     usual = "by node.servers.gpus, else"
     parser.add_argument("--nodes", type=int, help=f"1: rollouts and trainer share a node, half each ({usual} 2)")
     parser.add_argument("--gpus", type=int, help=f"GPUs of each node ({usual} 8)")
-    text = "memory of one GPU in GiB (79); without a config: which of the shipped ones fit"
+    text = "memory of one GPU in GiB (79); without CONFIG: list the shipped configs that fit"
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help=text)
-    text = "a training run or an evaluation: says how many groups of rollouts would have signal"
+    text = "a training run or an evaluation: estimate how many groups of rollouts would have signal"
     parser.add_argument("--pilot", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--probe", action="store_true", help="read the model and compare its layers with transformers'")
     options = parser.parse_intermixed_args(arguments)

@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     shape = "[LABEL=]FOLDER[,FOLDER...]"
     parser.add_argument("sides", nargs="+", metavar=shape, help="output of an evaluation, or of one for each seed")
     parser.add_argument("--out", type=Path, help="folder for comparison.md and comparison.json")
-    parser.add_argument("--level", type=float, default=0.95, help="confidence of the bootstrap intervals, 0.95")
-    parser.add_argument("--resamples", type=int, default=10_000, help="of the bootstrap, 10000")
+    parser.add_argument("--level", type=float, default=0.95, help="confidence of the bootstrap intervals (0.95)")
+    parser.add_argument("--resamples", type=int, default=10_000, help="number of bootstrap samples (10000)")
     options = parser.parse_args(arguments)
     if not 0.5 <= options.level < 1.0:
         parser.error(f"--level is {options.level:g}; it must be 0.5 to below 1")

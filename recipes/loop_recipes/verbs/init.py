@@ -1,4 +1,4 @@
-"""Begins a task of your own: NAME.py, a small game as a file of functions, and test_NAME.py beside it.
+"""Writes a task of your own to change: NAME.py, a small game as a file of functions, and test_NAME.py beside it.
 
 loop init my_game
 """
@@ -55,7 +55,7 @@ def test_doing_nothing_is_worth_nothing():
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the two files; returns the exit status."""
     parser = verb_parser("init", __doc__)
-    parser.add_argument("name", metavar="NAME", help="of the file, without .py")
+    parser.add_argument("name", metavar="NAME", help="name of the file, without .py")
     name = parser.parse_args(arguments).name.removesuffix(".py")
     return exit_status(parser.prog, lambda: _begin(name), (ConfigError, OSError))
 

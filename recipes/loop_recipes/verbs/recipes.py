@@ -30,7 +30,7 @@ def train(arguments: Sequence[str]) -> int | None:
     loop train my_tools.py --model Qwen/Qwen3-0.6B
     """
     parser = _recipe_parser("train", train.__doc__)
-    parser.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, for a file of functions")
+    parser.add_argument("--model", metavar="MODEL", help="for FILE.py: the model's folder, or its name on the hub")
     options = parser.parse_intermixed_args(arguments)
     if not options.config.endswith(".py"):
         if options.model is not None:

@@ -1,12 +1,12 @@
 """Plays a few tasks of a file, or of a config's environment, before anything is trained. No model is needed.
 
-loop try my_tools.py                what an agent that does nothing sees and earns, and what the right answer earns
+loop try my_tools.py                shows the agent's messages, and the rewards of doing nothing and of right answers
 loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, any other line is text,
                                     and an empty line ends the episode
 loop try my_tools.py --model FOLDER node.model.thinking=off
                                     a model plays; key=value words mean the same as for `loop train`
-loop try my_run.yaml                the same for the environment of a config, which it opens: the right answer is
-                                    then the play of its own expert, where there is one
+loop try my_run.yaml                the same for the environment of a config; its expert, if there is one, plays the
+                                    right answers
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--by-hand", action="store_true", help="play at the keyboard")
-    who.add_argument("--model", metavar="MODEL", help="its folder or name on the hub, which plays")
-    parser.add_argument("--tasks", type=int, default=3, metavar="N", help="how many tasks to show, from the first (3)")
+    who.add_argument("--model", metavar="MODEL", help="a model that plays: its folder, or its name on the hub")
+    parser.add_argument("--tasks", type=int, default=3, metavar="N", help="show the first N tasks (3)")
     parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="of the config, such as node.environment.judge.url=URL"
+        "words", nargs="*", metavar="key=value", help="a key of the config, such as node.environment.judge.url=URL"
     )
     options = parser.parse_intermixed_args(arguments)
     if options.tasks < 1:

@@ -1,4 +1,4 @@
-"""Shows a run in the browser, while it trains or afterwards; of several runs, a list."""
+"""Shows a run in the browser, while it trains or afterwards. For several runs it shows a list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of a run, of an evaluation or of several runs, or one collection's .jsonl",
     )
     parser.add_argument("--port", type=int, default=8750, help="port on 127.0.0.1 (8750; 0 for any)")
-    parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if it is not found")
+    parser.add_argument("--model", type=Path, help="folder with the policy's tokenizer.json, if the viewer asks for it")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file and end")
     parser.add_argument(
         "--collection", action="append", metavar="ID", help="with --export: only this iteration (2) or id; repeatable"

@@ -5,9 +5,9 @@
         -- max_iterations=20
 
 Each round samples with the newest policy (`loop method solved`), adds what was solved to the set, and trains on the
-whole set from the base policy (sft_appworld). key=value words change the config of the collections, those after -- that
-of the trainings; output_dir is the folder of all rounds, and each round's seed is 1 more than that of the one before.
-The same command goes on where it was stopped: a step that was done is not begun again.
+whole set from the base policy (sft_appworld). Words before -- change the config of the collections, words after it the
+config of the trainings. output_dir is the folder of all rounds. Each round's seed is 1 more than the last. The same
+command continues after a stop, without the finished steps.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     loop method trees tiny_cpu output_dir=runs/tiny_cpu_trees --iterations 10 --threshold 0.2
 
 Node, tasks, limits, sampling and policy (the base model, or initial_adapter) are those of a training config. The pairs
-and their rollouts are in OUTPUT_DIR/turn_pairs, for algorithm=dpo_mcts. The same command goes on where it was
-stopped, and with more iterations it lets the trees grow.
+and their rollouts are in OUTPUT_DIR/turn_pairs, for algorithm=dpo_mcts. The same command continues after a stop; with
+more iterations the trees grow.
 """
 
 from __future__ import annotations

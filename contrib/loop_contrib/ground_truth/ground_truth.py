@@ -4,7 +4,7 @@ r"""Writes the reference solutions of an environment's tasks as rollouts to lear
         --out runs/tiny_cpu_ground_truth
 
 Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which `loop sft` and `loop view` read.
-Nothing is executed: every turn is answered as the environment says that a solution's turns are, as in the paper.
+Nothing is executed: as in the paper, every turn gets the environment's fixed answer to a solution's turn.
 """
 
 from __future__ import annotations

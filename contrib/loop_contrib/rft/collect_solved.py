@@ -5,7 +5,7 @@
         --temperatures 0.5 1.0 --attempts 4
 
 Node, tasks, limits and policy (the base model, or initial_adapter) are those of a training config. Solved rollouts are
-in OUTPUT_DIR/solved, for sft_appworld. The same command goes on where it was stopped.
+in OUTPUT_DIR/solved, for sft_appworld. The same command continues after a stop.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Node, limits, sampling and policy (the base model, or initial_adapter) are those of a training config; the critic is the
 newest of a run of algorithm=turn_critic. The pairs and their rollouts are in OUTPUT_DIR/turn_pairs. The same command
-again samples nothing that is there, and ranks anew.
+samples only missing candidates, and ranks again.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     loop method turn-values runs/demo --continuations 8 --node runs/demo/rollout_node.yaml
     loop method turn-values runs/demo --collection demo-3f21bc-i0007-38d16ba024 --every 2 --most 20
 
-Values go to RUN/turn_values/<collection>.jsonl. Stopped and started again, it samples only what is missing. It asks the
-run's rollout node. Unless that is running, --node names the file of a node to start, such as RUN/rollout_node.yaml: it
-says which programs are run, so look at that of a run that is not yours.
+Values go to RUN/turn_values/<collection>.jsonl. The same command continues after a stop. It asks the run's rollout
+node. If that does not run, --node names the YAML of a node to start, such as RUN/rollout_node.yaml. This YAML names
+programs that will run, so read it first if the run is not yours.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     loop plot --slots lag=runs/lag stream=runs/stream
 
 Each argument is a curve: ``[label=]RUN[,RUN...]``, where several runs are seeds of one setting and become a mean with a
-band. A run is its output folder or a metrics.jsonl; `METRICS` in loop_recipes/run/metrics.py explains the keys. The
-pictures of ``--rollouts`` show the agents' messages instead, that of ``--slots`` what ran and waited on the node.
+band. A run is its output folder or a metrics.jsonl; `METRICS` in loop_recipes/run/metrics.py explains the keys. With
+``--rollouts`` the pictures show the agents' behaviour, with ``--slots`` the episodes that ran and waited.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     loop compare runs/a/evaluation runs/b/evaluation --out runs/comparison --level 0.9
     loop compare LOOP=runs/a0/evaluation,runs/a1/evaluation GRPO=runs/b0/evaluation,runs/b1/evaluation
 
-Each folder is an output of `eval_appworld`; one folder that holds several policies will do. For every way of sampling,
-the first policy is compared with each other one. A policy is named with the part of its folder's path that differs.
-Folders joined by commas are seeds of one setting: they are pooled, and the interval includes how far they differ.
+Each folder is an output of `loop eval`. For every sampling, the first policy is compared with each other policy; one
+folder with several policies is enough. A policy's name has the part of its path that differs. Folders joined by commas
+are seeds of one setting: they are pooled, and the interval includes their differences.
 """
 
 from __future__ import annotations

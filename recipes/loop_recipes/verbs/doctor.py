@@ -1,10 +1,10 @@
-"""Reads a run's metrics and says what is wrong with it, a line for each finding, with the figure and the page.
+"""Reads a run's metrics and prints a line for each fault, with the figure and the page.
 
     loop doctor runs/demo
 
-It reads the last five iterations, and for trends all of them. It ends with 1 where it has found something. It also says
-how many groups of rollouts had signal, by how often their tasks are solved, and what other group sizes would give. All
-its figures are from ``metrics.jsonl``; `loop view` shows the rollouts behind them.
+It reads the last five iterations, and for trends all of them. It ends with 1 if there is a fault. It also prints how
+many groups of rollouts had signal, by how often their tasks are solved, and an estimate for other group sizes. All
+figures are from ``metrics.jsonl``; `loop view` shows the rollouts behind them.
 """
 
 from __future__ import annotations

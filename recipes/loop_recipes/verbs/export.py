@@ -4,8 +4,8 @@
     loop export runs/demo merge=bf16
     loop export runs/demo policy=policy-v0007 to=shared/my_policy
 
-Either way the folder has a card and its lines for vLLM. A merged model is loaded again and compared with the adapter on
-rollouts of the run. Other keys: rollouts=64, the number of rollouts to compare on.
+The folder has a card and the line that serves it by vLLM. A merged model is compared with the adapter on rollouts of
+the run; rollouts=64 sets their number.
 """
 
 from __future__ import annotations

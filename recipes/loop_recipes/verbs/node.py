@@ -5,7 +5,7 @@
     loop node status runs/a                                              its episodes, servers, policy versions
     loop node cancel http://127.0.0.1:8700 ID                            end a collection
 
-Words before -- change the config, those after it the node.
+Words before -- change the config; words after it change the node.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from loop_recipes.evaluation.scores import (
     TaskResult,
     group_rates,
     score_bounds,
+    score_names,
     success_table,
     task_success,
 )
 from loop_recipes.evaluation.statistics import Difference
-from loop_recipes.evaluation.success import score_names
 from loop_recipes.evaluation.tables import Document, Table
 
 

@@ -19,8 +19,7 @@ from loop_recipes.config.loop_config import keys_to_keep
 from loop_recipes.evaluation.comparison import Comparison, compare_with_first, comparison_tables
 from loop_recipes.evaluation.groups import GroupScore, score_groups
 from loop_recipes.evaluation.pass_at_k import PassAtK
-from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score
-from loop_recipes.evaluation.success import score_names
+from loop_recipes.evaluation.scores import Figure, NamedResults, Score, TaskResult, score, score_names
 from loop_recipes.evaluation.tables import Document, Table, print_table, to_markdown
 
 if TYPE_CHECKING:  # reading a report must not import torch

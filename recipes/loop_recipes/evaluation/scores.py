@@ -21,7 +21,6 @@ from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.rollout import Rollout, sequence_texts
 from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.statistics import Interval, rate_interval
-from loop_recipes.evaluation.success import RunSuccess, run_success
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,17 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class RunSuccess:
+    """Both scores of one run, in percent: the share of its ``tasks`` that are solved, and of their groups all of whose
+    tasks are solved."""
+
+    success: float
+    group_success: float
+    tasks: int
+    group_count: int
+
+
+@dataclass(frozen=True)
 class Bounds:
     """[low, high] of the means, if every lost rollout had failed, or had succeeded."""
 
@@ -161,6 +171,22 @@ class Score:
     bounds: Bounds | None
     behavior: dict[str, float | None] | None
     passes: list[PassAtK] = field(default_factory=list)
+
+
+def score_names(environment: Description) -> dict[str, str]:
+    """Return key in a report -> printed name of each score; where every task is its own group, only the first."""
+    names = {"success": environment.score}
+    return names | {"group_success": environment.group_score} if environment.grouped else names
+
+
+def run_success(successes: Mapping[str, bool], environment: Description) -> RunSuccess:
+    """Compute both scores of one run from task id -> solved, of at least one task."""
+    groups: dict[str, bool] = {}
+    for task_id, solved in successes.items():
+        group = environment.group_of(task_id)
+        groups[group] = groups.get(group, True) and solved
+    shares = (100.0 * sum(each.values()) / len(each) for each in (successes, groups))
+    return RunSuccess(*shares, len(successes), len(groups))
 
 
 def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:

@@ -13,7 +13,7 @@ from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import adapter_digest, is_adapter
 from loop_formats.run_folder import read_description, read_metrics
 from loop_recipes.evaluation.report import read_report
-from loop_recipes.evaluation.success import score_names
+from loop_recipes.evaluation.scores import score_names
 from loop_recipes.run.starts import package_versions
 from model_families.weights.hub import cached_name
 

@@ -14,6 +14,7 @@ from loop_formats.run_files import adapter_digest, is_adapter
 from loop_formats.run_folder import read_description, read_metrics
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import score_names
+from loop_recipes.evaluation.tables import Table, to_markdown
 from loop_recipes.run.starts import package_versions
 from model_families.weights.hub import cached_name
 
@@ -91,7 +92,7 @@ class Card:
         if self.check is not None:
             lines.append(f"- merge: {self.check}")
         lines += [f"- {text}" for text in self.further]
-        lines += ["", "## Scores", "", *self._scores(), "", "## Serve", "", "```bash", *self.serve, "```", ""]
+        lines += ["", "## Scores", "", self._scores(), "## Serve", "", "```bash", *self.serve, "```", ""]
         lines += [
             f"A server samples by its generation_config.json unless a request says otherwise.{self._sampling()}",
             "",
@@ -145,8 +146,8 @@ class Card:
             return ""
         return " The policy was trained on its own samples at temperature 1, with top-p 1."
 
-    def _scores(self) -> list[str]:
-        rows: list[str] = []
+    def _scores(self) -> str:
+        blocks: list[str | Table] = []
         for file in sorted(self.run.glob("evaluation*/report.json")):
             report, _ = read_report(file.parent)
             names = score_names(read_description(file.parent))
@@ -157,15 +158,13 @@ class Card:
                 continue
             level, tasks = f"{report['level']:.0%}", len(report["tasks"])
             head = ["policy", "sampling", "runs", *(f"{name} [{level} interval]" for name in names.values())]
-            rows += [f"{report['dataset']}, split {report['split']} ({tasks} tasks):", ""]
-            rows += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-            for score in report["scores"]:
-                if score["policy"] in ours:
-                    cells = [score["policy"], score["sampling"]["label"], str(score["runs"])]
-                    cells += [_figure(score[key]) for key in names]
-                    rows.append(f"| {' | '.join(cells)} |")
-            rows.append("")
-        return rows[:-1] or ["This version has not been scored on held-out tasks (`loop eval`)."]
+            rows = [
+                [each["policy"], each["sampling"]["label"], str(each["runs"]), *(_figure(each[key]) for key in names)]
+                for each in report["scores"]
+                if each["policy"] in ours
+            ]
+            blocks += [f"{report['dataset']}, split {report['split']} ({tasks} tasks):", Table(head, rows)]
+        return to_markdown(blocks or ["This version has not been scored on held-out tasks (`loop eval`)."])
 
 
 def _figure(figure: Mapping[str, Any]) -> str:

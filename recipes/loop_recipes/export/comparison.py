@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.schema import require
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.config.components import build
 from loop_recipes.config.loop_config import LearnerConfig
@@ -48,37 +49,6 @@ class LogprobDifference:
 
     def __str__(self) -> str:
         return f"{self.mean:.2g} in the mean, {self.most:.2g} at most"
-
-
-@dataclass(frozen=True)
-class MergeCheck:
-    """A merged model against base and adapter: how far it is ``apart`` from them, and they from the base (``moved``),
-    over ``tokens`` sampled tokens of ``rollouts`` stored rollouts."""
-
-    rollouts: int
-    tokens: int
-    apart: LogprobDifference
-    moved: LogprobDifference
-
-    @property
-    def telling(self) -> bool:
-        """True if the adapter changes enough for its loss to be measurable."""
-        return self.moved.most >= LEAST_MOVED
-
-    @property
-    def holds(self) -> bool:
-        """True if the merged model has the adapter's changes."""
-        return self.apart.mean <= MOST_LOST * self.moved.mean or not self.telling
-
-    @property
-    def line(self) -> str:
-        """The result of the comparison, in one line."""
-        text = (
-            f"log-probs of {self.tokens} sampled tokens in {self.rollouts} stored rollouts: the merged model is "
-            f"{self.apart} from base and adapter, which are {self.moved} from the base"
-        )
-        small = f"; that says nothing, because the adapter moves no log-prob by {LEAST_MOVED:g}"
-        return text if self.telling else text + small
 
 
 def stored_samples(run: Path, most: int, longest: int) -> list[Sample]:
@@ -139,17 +109,25 @@ def sampled_logprobs(
         destroy_process_group()
 
 
-def check_merge(conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, merged: Path, dtype: str) -> MergeCheck:
-    """Load a merged model as anybody would, and compare it with base and adapter.
+def check_merge(conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, merged: Path, dtype: str) -> str:
+    """Load a merged model as anybody would, and compare it with base and adapter; returns the result in one line.
 
     Args:
         dtype: of the merged weights; "fp32" is compared in fp32, since half precision would hide what it preserves.
 
     Raises:
-        ConfigError: as :func:`sampled_logprobs`.
+        ConfigError: as :func:`sampled_logprobs`, or too much of the adapter is lost.
     """
     compute = "fp32" if dtype == "fp32" else None
     policy, base = sampled_logprobs(conf, samples, adapter, dtype=compute)
     again, _ = sampled_logprobs(conf, samples, adapter, merged, compute)
     apart, moved = LogprobDifference.between(again, policy), LogprobDifference.between(policy, base)
-    return MergeCheck(len(samples), len(policy), apart, moved)
+    line = (
+        f"log-probs of {len(policy)} sampled tokens in {len(samples)} stored rollouts: the merged model is {apart} "
+        f"from base and adapter, which are {moved} from the base"
+    )
+    if moved.most < LEAST_MOVED:
+        return f"{line}; that says nothing, because the adapter moves no log-prob by {LEAST_MOVED:g}"
+    finer = "merge=fp32 keeps it" if dtype == "bf16" else "please report it"
+    require(apart.mean <= MOST_LOST * moved.mean, f"merge: {line}: too much of the adapter is lost; {finer}")
+    return line

@@ -7,13 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from appworld_adapter.flaws import CORRECTED_ERROR, FLAWS
 from loop_formats.places import loop_home
 from loop_recipes.paths import loop_package
-from loop_recipes.warm_start import tiny_model
 from model_families.chat import open_chat
 from support.waiting import COMMAND_S
 
@@ -92,14 +89,6 @@ def test_a_short_build_learns_and_is_of_the_committed_kind(built: Path):
 def test_each_cycle_leaves_a_policy(built: Path):
     clean, taught = ((built / "run" / f"cycle-{number}" / "model.safetensors").read_bytes() for number in (1, 2))
     assert clean != taught == (built / "policy" / "model.safetensors").read_bytes()
-
-
-@torch.no_grad()
-def test_the_built_policy_is_the_same_function_everywhere(built: Path):
-    ours, architecture = tiny_model.load(built / "policy")
-    theirs = AutoModelForCausalLM.from_pretrained(built / "policy", dtype=torch.float32).eval()
-    token_ids = torch.randint(architecture.vocab_size, (1, 200), generator=torch.Generator().manual_seed(0))
-    assert (theirs(token_ids).logits - ours.eval()(token_ids)).abs().max() < 1e-4
 
 
 def test_demonstrations_really_succeeded(built: Path):

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from agent_environments.protocol import EnvironmentPool, Message
 from loop_formats.ids import rollout_id
 from loop_formats.run_files import write_whole
+from loop_recipes.bar import Bar
 from model_families.chat.format import ChatFormat
 
 
@@ -92,17 +92,15 @@ async def play(pool: EnvironmentPool, script: Script, episode_id: str) -> Demons
 
 async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int) -> list[Demonstration]:
     """Play all scripts, ``at_once`` at a time, in a pool that is opened and closed here."""
-    columns = (TextColumn("demonstrations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     episodes_at_once = asyncio.Semaphore(at_once)
     await pool.open()
     try:
-        with Progress(*columns) as progress:
-            bar = progress.add_task("", total=len(scripts))
+        with Bar(total=len(scripts), doing="demonstrations") as bar:
 
             async def in_place(index: int, script: Script) -> Demonstration:
                 async with episodes_at_once:
                     demonstration = await play(pool, script, rollout_id("demonstration", script.task_id, index, 0))
-                progress.advance(bar)
+                bar.update()
                 return demonstration
 
             return list(await asyncio.gather(*(in_place(index, script) for index, script in enumerate(scripts))))

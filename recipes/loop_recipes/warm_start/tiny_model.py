@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torchtune.models.qwen2 import qwen2
-from torchtune.models.qwen2._convert_weights import qwen2_hf_to_tune, qwen2_tune_to_hf
+from torchtune.models.qwen2._convert_weights import qwen2_tune_to_hf
 from torchtune.modules import TransformerDecoder
 
 
@@ -172,23 +172,3 @@ def save(model: TransformerDecoder, architecture: Architecture, folder: Path, pa
         ("generation_config.json", generation),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def load(folder: Path) -> tuple[TransformerDecoder, Architecture]:
-    """Load the torchtune model (fp32) of a folder written by :func:`save`, and its architecture."""
-    config = json.loads((folder / "config.json").read_text())
-    architecture = Architecture(
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        embed_dim=config["hidden_size"],
-        intermediate_dim=config["intermediate_size"],
-        max_seq_len=config["max_position_embeddings"],
-        norm_eps=config["rms_norm_eps"],
-        rope_base=config["rope_theta"],
-    )
-    model = build(architecture)
-    weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
-    model.load_state_dict(qwen2_hf_to_tune(weights, tie_word_embeddings=True))
-    return model, architecture

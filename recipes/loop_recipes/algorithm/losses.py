@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from loop_formats.schema import NotNegative, Positive
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.batching import StepBatch
+from loop_recipes.engine.process_group import gather_bytes
 from loop_recipes.engine.samples import ScoredSample
 
 if TYPE_CHECKING:
@@ -369,14 +370,6 @@ def _mean_over_tokens(values: Tensor, batch: StepBatch) -> Tensor:
 
 
 def _gather(parts: list[Tensor]) -> Tensor:
-    """Return all ranks' CPU values as one vector; tensors over the CPU backend, so no pickle between ranks."""
+    """Return all ranks' CPU values, float32, as one vector."""
     values = torch.cat(parts) if parts else torch.empty(0)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return values
-    sizes = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(values)]))
-    padded = torch.zeros(int(max(sizes)), dtype=values.dtype)
-    padded[: len(values)] = values
-    received = [torch.zeros_like(padded) for _ in sizes]
-    dist.all_gather(received, padded)
-    return torch.cat([row[: int(size)] for row, size in zip(received, sizes, strict=True)])
+    return torch.from_numpy(np.frombuffer(b"".join(gather_bytes(values.numpy().tobytes())), np.float32).copy())

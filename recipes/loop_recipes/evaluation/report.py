@@ -67,32 +67,22 @@ class Protocol:
     def lines(self) -> dict[str, str]:
         """Return name -> text, for the head of a document."""
         limits = self.limits
+        own_turns = ", ".join(f"{name} {turns}" for name, turns in self.environment_turns.items())
+        thinking = (
+            f" after at most {limits['max_thinking_tokens']} of thinking" if "max_thinking_tokens" in limits else ""
+        )
+        compaction = f" (compaction: {limits['compaction']})" if "compaction" in limits else ""
         return {
             "dataset": self.dataset,
             "split": f"{self.split} ({len(self.tasks)} tasks)",
             "base model": self.model,
-            "limits": f"{limits['max_turns']} turns{_own_turns(self.environment_turns)}, "
-            f"{limits['max_tokens_per_turn']} tokens a turn{_thinking(limits)}, "
-            f"{limits['max_context']} tokens of context{_compaction(limits)}, "
+            "limits": f"{limits['max_turns']} turns{f' ({own_turns})' if own_turns else ''}, "
+            f"{limits['max_tokens_per_turn']} tokens a turn{thinking}, "
+            f"{limits['max_context']} tokens of context{compaction}, "
             f"{limits['episode_deadline_s']:g} s an episode",
             "seed": str(self.seed),
             "packages": ", ".join(f"{name} {number}" for name, number in self.packages.items()),
         }
-
-
-def _thinking(limits: Mapping[str, Any]) -> str:
-    most = limits.get("max_thinking_tokens")
-    return "" if most is None else f" after at most {most} of thinking"
-
-
-def _compaction(limits: Mapping[str, Any]) -> str:
-    rule = limits.get("compaction")
-    return "" if rule is None else f" (compaction: {rule})"
-
-
-def _own_turns(environment_turns: Mapping[str, int]) -> str:
-    own = ", ".join(f"{name} {turns}" for name, turns in environment_turns.items())
-    return f" ({own})" if own else ""
 
 
 def score_cells(cells: Sequence[tuple[Cell, list[TaskResult]]], protocol: Protocol) -> list[ScoredCell]:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from loop_appworld import LoopAppWorldRecipe
@@ -23,7 +21,6 @@ from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.engine.model import DTYPES
-from loop_recipes.engine.sharding import clip_grad_norm
 from support.small_runs import in_sequences, replay_config, set_up, train
 
 CRITIC = "credit.critic._component_=loop_recipes.algorithm.critic.Critic"
@@ -408,23 +405,6 @@ def logprobs_by_hand(model, rollout):
     with torch.no_grad():
         logprobs = model(token_ids).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)[torch.tensor(rollout["mask"][1:])]
-
-
-@pytest.mark.parametrize("size", [0.01, 10.0])
-@pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_the_authors_divisor_and_clip_are_ours_with_a_limit_larger_by_the_root_of_the_ranks(ranks, size):
-    """They divide each rank's sum by 32, FSDP averages over the ranks, and the norm that they compare with 0.1 adds up
-    the squares of the whole gradient's norm over the ranks. Ours is larger by the number of ranks: AdamW undoes it."""
-    generator = torch.Generator().manual_seed(ranks)
-    sums = [torch.randn(7, generator=generator, dtype=torch.float64) * size for _ in range(ranks)]
-    theirs = sum(each / 32 for each in sums) / ranks
-    compared = math.sqrt(ranks * theirs.square().sum().item())
-    theirs = theirs * min(1.0, 0.1 / compared)
-
-    parameter = nn.Parameter(torch.zeros(7, dtype=torch.float64))
-    parameter.grad = sum(sums) / 32
-    clip_grad_norm([parameter], 0.1 * math.sqrt(ranks))
-    torch.testing.assert_close(parameter.grad / ranks, theirs, rtol=1e-4, atol=1e-9)
 
 
 @pytest.fixture

@@ -208,21 +208,6 @@ def test_what_is_no_run_names_those_that_are_meant(tmp_path, capsys, monkeypatch
             assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("rewards", [[0.1, 0.5, 0.9], [0.1], [0.1, 0.9], [0.1, 0.2, 0.3, 0.9]])
-def test_fewer_points_than_the_average_covers_are_drawn_as_they_are(tmp_path, rewards):
-    curve = parse_curve(str(write_run(tmp_path / "demo", rewards)))
-    line = learning_curve([curve], window=5).axes[0].get_lines()[-1]
-    assert list(line.get_ydata()) == rewards
-
-
-def test_an_axis_of_powers_of_ten_has_no_tex(tmp_path):
-    run = write_run(tmp_path / "demo", [0.1, 0.5], gap_p99=1e-4, gap_max=0.5, policy_lag=0)
-    assert main([str(run)]) == 0
-    svg = (run / "lag_and_gap.svg").read_text()
-    assert "mathdefault" not in svg
-    assert "1e-04" in svg
-
-
 def test_a_run_on_a_fixed_set_has_its_losses_drawn(tmp_path):
     run = write_run(tmp_path / "sft", [1.0] * 3, loss=2.0, held_out_loss=3.0, grad_norm=0.5, learning_rate=1e-3)
     shown = [axes for axes in training([parse_curve(str(run))], 1).axes if axes.get_visible()]

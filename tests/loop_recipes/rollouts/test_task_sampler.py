@@ -48,19 +48,6 @@ def test_sampler_visits_every_scenario_before_any_twice():
     assert len(set(TaskSampler(["one", "two", "three"], 3, seed=0).next())) == 3, "ids without a scenario"
 
 
-def test_uniform_drawing_has_the_scenarios_that_chance_gives():
-    """40 of 72 tasks leave a scenario's three out with probability (32 * 31 * 30) / (72 * 71 * 70)."""
-    tasks = [f"s{scenario}_{number}" for scenario in range(24) for number in (1, 2, 3)]
-    sampler = UniformTaskSampler(tasks, 40, seed=0)
-    iterations = [sampler.next() for _ in range(1000)]
-    assert all(len(set(iteration)) == 40 for iteration in iterations)
-    mean = sum(len({task.partition("_")[0] for task in iteration}) for iteration in iterations) / 1000
-    assert mean == pytest.approx(24 * (1 - (32 * 31 * 30) / (72 * 71 * 70)), abs=0.15)
-    counts = [sum(task in iteration for iteration in iterations) for task in tasks]
-    assert min(counts) > 480
-    assert max(counts) < 630  # 1000 * 40 / 72 = 556 with a standard deviation of 16
-
-
 MIXTURE = [f"sums/s{number}_1" for number in range(5)] + [f"craft/c{number}_1" for number in range(12)]
 TWO = ["a_1", "b_1"]
 TOO_FEW = "environment craft: tasks_per_iteration is 0, but must lie between 1 and the number of tasks"

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from loop_formats.schema import NotNegative, Positive
@@ -219,7 +219,9 @@ class ClippedPolicyLoss(PolicyLoss):
             index, log_ratio = batch.turn_index, _sum_by(token_log_ratio, batch.turn_index, turns)
             advantage = batch.advantages[batch.turn_rollout]
         else:
-            _refuse_episodes_of_several(batch)
+            own = torch.bincount(batch.rollout_index, minlength=rollouts)
+            if bool((own != batch.episode_tokens).any()):
+                raise ValueError("one ratio per rollout needs episodes of one sequence; choose level: token or turn")
             index, log_ratio = batch.rollout_index, _sum_by(token_log_ratio, batch.rollout_index, rollouts)
             log_ratio = log_ratio / batch.episode_tokens if self.level == "geometric" else log_ratio
             advantage = batch.advantages
@@ -331,28 +333,23 @@ class RatioStatistics:
         over sampled tokens of ``r - 1 - log r`` against the sampling policy. With more than one rank in the default
         process group the numbers are of all ranks, and every rank must call. Empty when nothing was added.
         """
-        names = ("log_ratios", "token_log_ratios", "clipped", "kl", "weights", "cut")
-        log_ratios, token_log_ratios, clipped, kl, weights, cut = (_gather(self._values[name]) for name in names)
-        if not len(log_ratios):
+        own = {name: torch.cat(parts) for name, parts in self._values.items()}
+        ranks = [load(data) for data in gather_bytes(save(own))]
+        every = {name: torch.cat([each[name] for each in ranks if name in each]) for name in set().union(*ranks)}
+        if not len(every.get("log_ratios", ())):
             return {}
-        ordered = log_ratios.double().exp().sort().values
+        ordered = every["log_ratios"].double().exp().sort().values
         numbers = {f"ratio_{name}": ordered[round(q * (len(ordered) - 1))].item() for name, q in _QUANTILES.items()}
-        tokens = token_log_ratios.double()
+        tokens = every["token_log_ratios"].double()
         numbers["ratio_max"] = ordered[-1].item()
-        numbers["clip_fraction"] = clipped.mean().item()
+        numbers["clip_fraction"] = every["clipped"].mean().item()
         numbers["approx_kl"] = (tokens.exp() - 1 - tokens).mean().item()
-        if len(kl):
-            numbers["reference_kl"] = kl.mean().item()
-        if len(weights):
-            numbers["correction_weight"] = weights.double().mean().item()
-            numbers["correction_cut"] = cut.mean().item()
+        if "kl" in every:
+            numbers["reference_kl"] = every["kl"].mean().item()
+        if "weights" in every:
+            numbers["correction_weight"] = every["weights"].double().mean().item()
+            numbers["correction_cut"] = every["cut"].mean().item()
         return numbers
-
-
-def _refuse_episodes_of_several(batch: StepBatch) -> None:
-    own = torch.bincount(batch.rollout_index, minlength=len(batch.episode_tokens))
-    if bool((own != batch.episode_tokens).any()):
-        raise ValueError("one ratio per rollout needs episodes of one sequence; choose level: token or turn")
 
 
 def _each_token(batch: StepBatch) -> Tensor:
@@ -367,9 +364,3 @@ def _sum_by(values: Tensor, index: Tensor, size: int) -> Tensor:
 def _mean_over_tokens(values: Tensor, batch: StepBatch) -> Tensor:
     """Reduce [n] to [b]: each rollout's share of the mean over all sampled tokens of its episode."""
     return _sum_by(values, batch.rollout_index, len(batch.advantages)) / batch.episode_tokens
-
-
-def _gather(parts: list[Tensor]) -> Tensor:
-    """Return all ranks' CPU values, float32, as one vector."""
-    values = torch.cat(parts) if parts else torch.empty(0)
-    return torch.from_numpy(np.frombuffer(b"".join(gather_bytes(values.numpy().tobytes())), np.float32).copy())

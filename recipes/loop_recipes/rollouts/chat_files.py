@@ -13,70 +13,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_environments.tool_calls import ToolCall, split_tool_responses
+from agent_environments.tool_calls import split_tool_responses
 from loop_plumbing.bounded_work import TooMuch, bounded
-from loop_plumbing.breakage import raised_as
 from loop_plumbing.json_lines import json_lines, most_unpacked, open_text
-from model_families.chat.messages import ChatMessage, ChatRole, results_by_call
+from loop_recipes.rollouts.chat_messages import (
+    CALLING_ROLES,
+    checked_object,
+    id_of,
+    kind_of,
+    objects_in,
+    read_message,
+    read_text,
+    read_tools,
+    role_of,
+    tracked,
+    unread_fields,
+)
+from model_families.chat.messages import ChatMessage, results_by_call
 
-ROLES: Mapping[str, ChatRole] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-    "agent": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "tool": "tool",
-    "ipython": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-}
-"""The names of roles in OpenAI's API, ShareGPT and ATIF."""
-CALLING_ROLES = ("function_call", "tool_call")
-"""Roles of messages whose text is a call, or a list of calls, as JSON."""
-_TEXT_OF = {"role": "content", "from": "value", "source": "message"}
-"""The fields that hold a message's role, of OpenAI's API, ShareGPT and ATIF, and those that hold its text."""
 TABLE_CPU_S = 3600.0
 """CPU seconds to read a table, which is as long as its owner has made it."""
 _WEIGHTS = ("weight", "loss", "train", "training", "loss_mask", "step_loss_mask")
 """The fields that may hold a message's weight in learning."""
-_WHOLE = ("arguments", "tools", "functions", "tool_definitions", "rewards")
-"""Fields that count as read with all that is in them."""
-_NAMES = {
-    "id",
-    "uuid",
-    "index",
-    "type",
-    "version",
-    "name",
-    "model_name",
-    "step_id",
-    "session_id",
-    "timestamp",
-    "source",
-}
-_FIGURES = {
-    "is_completed",
-    "final_metrics",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "cost_usd",
-    "metadata",
-    "signature",
-}
-_UNREPORTED = _NAMES | _FIGURES
-"""Fields that have nothing to learn from: a run does not report that it leaves them unread."""
-_THOUGHT_PARTS = ("thinking", "reasoning")
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 @dataclass(frozen=True)
@@ -109,40 +67,6 @@ class Chat:
     unread: frozenset[str] = frozenset()
 
 
-class _Fields(dict[str, Any]):
-    """An object of a file, which knows which of its fields were not read yet."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        super().__init__({key: _fields(value) for key, value in fields.items()})
-        self.unread = set(self)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the field's value, ``default`` where it is null or missing."""
-        self.unread.discard(key)
-        value = super().get(key)
-        return default if value is None else value
-
-
-def _fields(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _Fields(value)
-    return [_fields(item) for item in value] if isinstance(value, list) else value
-
-
-def _unread(value: Any, where: str = "") -> Iterator[str]:
-    """Yield the names of fields below ``value`` that were not read and have something to learn from."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _unread(item, f"{where}[]")
-    elif isinstance(value, _Fields):
-        for key, item in value.items():
-            name = f"{where}.{key}" if where else key
-            if key not in value.unread and key not in _WHOLE:
-                yield from _unread(item, name)
-            elif key in value.unread and key not in _UNREPORTED and item not in (None, "", [], {}):
-                yield name
-
-
 def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
     """Yield the conversations of a file, in its order.
 
@@ -153,7 +77,7 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
         ValueError: it cannot be read, or a record is not a conversation; names file, line and field.
     """
     for place, raw in _records(file):
-        record = _fields(raw)
+        record = tracked(raw)
         try:
             chats = [*_chats(place, record, vocabulary)]
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -162,7 +86,7 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
             ) from error
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-        unread = frozenset(_unread(record))
+        unread = frozenset(unread_fields(record))
         for chat in chats:
             if stray := _unknown_results(chat.messages):
                 raise ValueError(f"{place}: a tool's message answers call {stray[0]!r}, which no call before it has")
@@ -210,20 +134,13 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{file}:{number}", record) for number, record in json_lines(file))
 
 
-def _without_blanks(value: Any) -> Any:
-    """Return the value without the nulls that a table puts where another row has a field."""
-    if isinstance(value, dict):
-        return {key: _without_blanks(item) for key, item in value.items() if item is not None}
-    return [_without_blanks(item) for item in value] if isinstance(value, list) else value
-
-
 def _chats(place: str, record: Any, vocabulary: int) -> Iterator[Chat]:
     if not isinstance(record, dict):
-        raise ValueError(f"a record is an object, not {_kind(record)}")
+        raise ValueError(f"a record is an object, not {kind_of(record)}")
     if str(record.get("schema_version", "")).startswith("ATIF"):
         yield _read_atif(place, record, vocabulary)
     elif record.get("traces") is not None:
-        for number, trace in enumerate(_list(record, "traces")):
+        for number, trace in enumerate(objects_in(record, "traces")):
             yield from _read_trace(f"{place} traces[{number}]", trace, vocabulary)
     elif record.get("nodes") is not None:
         yield from _read_trace(place, record, vocabulary)
@@ -240,13 +157,13 @@ def _chats(place: str, record: Any, vocabulary: int) -> Iterator[Chat]:
 
 
 def _read_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
-    messages = [ChatMessage("system", system)] if (system := _text("system", record.get("system"))) else []
+    messages = [ChatMessage("system", system)] if (system := read_text("system", record.get("system"))) else []
     weights: dict[int, float] = {}
-    for where, each in ((f"{key}[{n}]", each) for key in keys for n, each in enumerate(_list(record, key))):
-        message = _message(where, each)
+    for where, each in ((f"{key}[{n}]", each) for key in keys for n, each in enumerate(objects_in(record, key))):
+        message = read_message(where, each)
         if [message] == messages and message.role == "system":  # beside the messages, and among them
             continue
-        if _role(each)[1] in CALLING_ROLES and messages and messages[-1].role == "assistant":
+        if role_of(each)[1] in CALLING_ROLES and messages and messages[-1].role == "assistant":
             before = messages.pop()
             ids = before.call_ids + message.call_ids
             message = replace(before, calls=before.calls + message.calls, call_ids=ids)
@@ -254,7 +171,7 @@ def _read_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
             weights[len(messages)] = weight
         results = split_tool_responses(message.content.strip()) if message.role == "tool" else None
         messages += [message] if results is None else [ChatMessage("tool", result) for result in results]
-    return Chat(place, messages, _tools(record), weights)
+    return Chat(place, messages, read_tools(record), weights)
 
 
 def _weight(where: str, message: Mapping[str, Any]) -> float:
@@ -264,115 +181,10 @@ def _weight(where: str, message: Mapping[str, Any]) -> float:
         if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise ValueError(f"{where}.{key} is {weight!r}: it must be a number, 0 to leave the message out")
     if (mask := message.get("mask")) is not None:
-        raise ValueError(f"{where}.mask is {_kind(mask)}: write weight in its place, 0 to leave the message out")
+        raise ValueError(f"{where}.mask is {kind_of(mask)}: write weight in its place, 0 to leave the message out")
     if len({*weights.values()}) > 1:
         raise ValueError(f"{where}: {' and '.join(f'{key} is {weight}' for key, weight in weights.items())}: keep one")
     return float(next(iter(weights.values()), 1.0))
-
-
-def _role(message: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the field that holds a message's role, and its value."""
-    return next(((key, message.get(key)) for key in _TEXT_OF if message.get(key) is not None), ("role", None))
-
-
-def _message(where: str, record: Mapping[str, Any]) -> ChatMessage:
-    key, name = _role(record)
-    role = ROLES.get(str(name))
-    if role is None:
-        raise ValueError(f"{where}.{key} is {name!r}: known are {', '.join(ROLES)}")
-    field_name = f"{where}.{_TEXT_OF[key]}"
-    content = record.get(_TEXT_OF[key]) or record.get("refusal")
-    if role != "assistant":
-        return ChatMessage(role, _text(field_name, content), call_ids=_id(record, "tool_call_id"))
-    thoughts, content = _thoughts_apart(content)
-    content = _text(field_name, content)
-    calls = _parsed(f"{where}.tool_calls", record.get("tool_calls")) or []
-    if record.get("function_call"):
-        calls = [*calls, record.get("function_call")]
-    if name in CALLING_ROLES:
-        parsed = _parsed(field_name, content)
-        calls, content = [*calls, *(parsed if isinstance(parsed, list) else [parsed])], ""
-    read = [_call(f"{where}.tool_calls[{number}]", call) for number, call in enumerate(calls)]
-    ids = tuple(name for call in calls for name in _id(call, "id", "tool_call_id"))
-    thought = next((record.get(key) for key in ("reasoning_content", "reasoning", "thinking") if record.get(key)), "")
-    if not isinstance(thought, str):
-        raise ValueError(f"{where}: its reasoning is not text but {_kind(thought)}")
-    return ChatMessage(role, content, tuple(read), thought or "\n".join(thoughts), ids)
-
-
-def _id(record: Mapping[str, Any], *keys: str) -> tuple[str]:
-    """Return the id of a call, or of the call that a result answers; "" where there is none."""
-    return (next((str(record.get(key)) for key in keys if record.get(key) is not None), ""),)
-
-
-def _thoughts_apart(content: Any) -> tuple[list[str], Any]:
-    """Return the texts of the parts that are thinking, and the other parts."""
-    if not isinstance(content, list):
-        return [], content
-    thoughts, others = list[str](), list[Any]()
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(kind, part.get("text")) if kind in _THOUGHT_PARTS else None
-        if isinstance(text, str):
-            thoughts.append(text)
-        else:
-            others.append(part)
-    return thoughts, others
-
-
-def _text(where: str, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise ValueError(f"{where} is {_kind(content)}: it must be text, parts or null")
-    texts = []
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(part, str):
-            texts.append(part)
-        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
-            raise ValueError(f"{where}[{number}] is {kind or _kind(part)}: only text can be learned from")
-    return "".join(texts)
-
-
-def _call(where: str, value: Any) -> ToolCall:
-    call = value.get("function", value) if isinstance(value, dict) else value
-    name = call.get("name", call.get("function_name")) if isinstance(call, dict) else None
-    if not isinstance(name, str):
-        raise ValueError(f"{where} names no function")
-    arguments = call.get("arguments")
-    if arguments in (None, ""):
-        return ToolCall(name, {})
-    read = _parsed(f"{where}.arguments", arguments)
-    if not isinstance(read, dict):
-        raise ValueError(f"{where}.arguments is {_kind(read)}: it must be an object")
-    return ToolCall(name, read if isinstance(arguments, str) else _without_blanks(read))
-
-
-def _parsed(where: str, value: Any) -> Any:
-    """Return a value that may stand as the text of JSON."""
-    if not isinstance(value, str):
-        return value
-    with raised_as(ValueError, f"{where} is not JSON: ", ValueError, RecursionError):
-        return json.loads(value)
-
-
-def _tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, Any]]:
-    schemas = _parsed(key, record.get(key) or record.get("functions") or [])
-    if not isinstance(schemas, list):
-        raise ValueError(f"{key} is {_kind(schemas)}: it must be a list of schemas")
-    tools = []
-    for number, tool in enumerate(schemas):
-        inner = (tool.get("function") or tool) if isinstance(tool, dict) else None
-        if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
-            raise ValueError(f"{key}[{number}] names no function")
-        own = {name: value for name, value in _without_blanks(inner).items() if name != "type"}
-        tools.append({"type": "function", "function": own})
-    return tools
 
 
 # ATIF
@@ -384,9 +196,9 @@ def _read_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
     stored: list[StoredTokens] = []
     weights: dict[int, float] = {}
     without = 0
-    for number, step in enumerate(_list(record, "steps")):
+    for number, step in enumerate(objects_in(record, "steps")):
         where = f"steps[{number}]"
-        message = _message(where, step)
+        message = read_message(where, step)
         if message.role == "assistant":
             metrics = step.get("metrics") or {}
             if step.get("is_copied_context") or step.get("llm_call_count") == 0:
@@ -397,9 +209,9 @@ def _read_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
                 without += 1
         messages.append(message)
         for n, result in enumerate((step.get("observation") or {}).get("results") or ()):
-            content = _text(f"{where}.observation.results[{n}].content", result.get("content"))
-            messages.append(ChatMessage("tool", content, call_ids=_id(result, "source_call_id")))
-    tools = _tools(record.get("agent") or {}, "tool_definitions")
+            content = read_text(f"{where}.observation.results[{n}].content", result.get("content"))
+            messages.append(ChatMessage("tool", content, call_ids=id_of(result, "source_call_id")))
+    tools = read_tools(record.get("agent") or {}, "tool_definitions")
     tokens = () if without else tuple(stored)
     return Chat(place, messages, tools, weights, tokens, bool(without and stored))
 
@@ -428,7 +240,7 @@ def _add_tokens(
 
 def _read_trace(place: str, trace: dict[str, Any], vocabulary: int) -> Iterator[Chat]:
     """Read the paths of a trace's tree of messages; a sampled node is learned from on the first path that has it."""
-    nodes = _list(trace, "nodes")
+    nodes = objects_in(trace, "nodes")
     parents = {node.get("parent") for node in nodes}
     reward = 0.0
     for name, each in (trace.get("rewards") or {}).items():
@@ -460,7 +272,7 @@ def _read_path(
     for number in path:
         node = nodes[number]
         where = f"nodes[{number}]"
-        message = _message(f"{where}.message", _object(f"{where}.message", node.get("message")))
+        message = read_message(f"{where}.message", checked_object(f"{where}.message", node.get("message")))
         learned = bool(node.get("sampled")) and message.role == "assistant" and number not in seen
         if message.role == "assistant" and not learned:
             weights[len(messages)] = 0.0
@@ -484,7 +296,7 @@ def _read_path(
                 places.append(len(messages))
         without += learned and not (known and own > 0)
         messages.append(message)
-    tools = _tools(nodes[path[0]]) or _tools(trace)
+    tools = read_tools(nodes[path[0]]) or read_tools(trace)
     tokens = (StoredTokens(ids, spans, places, logprobs),) if spans and not without else ()
     return Chat(place, messages, tools, weights, tokens, bool(spans and without), reward)
 
@@ -506,24 +318,3 @@ def _logprobs(where: str, record: Mapping[str, Any]) -> list[float]:
         if type(each) not in (int, float) or not -math.inf < each <= 1e-6:
             raise ValueError(f"{where}.logprobs[{number}] is {each!r}: a log-prob is a number of at most 0")
     return logprobs
-
-
-def _list(record: dict[str, Any], key: str) -> list[Any]:
-    """Return a field that holds objects."""
-    value = record.get(key)
-    if isinstance(value, str):  # in a table whose column is text
-        value = record[key] = _fields(_parsed(key, value))
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{key} is {_kind(value) if value != [] else 'empty'}: it must be a list")
-    return [_object(f"{key}[{number}]", each) for number, each in enumerate(value)]
-
-
-def _object(where: str, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} is {_kind(value)}: it must be an object")
-    return value
-
-
-def _kind(value: Any) -> str:
-    names = {str: "text", dict: "an object", list: "a list", type(None): "null", bool: "true or false"}
-    return names.get(type(value), "a number")

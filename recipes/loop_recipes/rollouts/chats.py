@@ -63,7 +63,9 @@ def read_chat_set(
     chat_set = ChatSet()
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
     with raised_as(ConfigError, "data: ", ValueError, OSError):
-        chats = [_thoughts_apart(chat, tokens) for file in files for chat in read_chats(Path(file), tokens.vocab_size)]
+        chats = [chat for file in files for chat in read_chats(Path(file), tokens.vocab_size)]
+        if tokens.thinking is not None:
+            chats = [replace(chat, messages=[*map(_thought_apart, chat.messages)]) for chat in chats]
         learned = {number: places for number, chat in enumerate(chats) if (places := _learned(chat, tokens, turns))}
 
         same = _grouped({number: chats[number] for number in learned}, whole=False).values()
@@ -239,7 +241,8 @@ def _rollouts(
 
 def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
     """Yield the conversation in the model's form: one sequence, or several where the form drops earlier text."""
-    messages = _one_system(chat.messages if tokens.thinks else [*map(_without_thought, chat.messages)])
+    spoken = chat.messages if tokens.thinks else [replace(message, reasoning="") for message in chat.messages]
+    messages = _one_system(spoken)
     shift = len(chat.messages) - len(messages)
     ids: list[int] = []
     spans: list[tuple[int, int, int]] = []
@@ -277,24 +280,14 @@ def _one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return [ChatMessage("system", "\n\n".join(each.content for each in messages[:first])), *messages[first:]]
 
 
-def _thoughts_apart(chat: Chat, tokens: ChatFormat) -> Chat:
-    """Return the conversation with the thinking in its turns' texts apart, for a model whose turns have some."""
-    if tokens.thinking is None:
-        return chat
-    return replace(chat, messages=[*map(_thought_apart, chat.messages)])
-
-
 def _thought_apart(message: ChatMessage) -> ChatMessage:
+    """Return the message with the thinking in a turn's text apart."""
     if message.role != "assistant":
         return message
     reasoning, content, cut = split_thought(message.content)
     if message.reasoning or cut or not reasoning:
         return replace(message, reasoning=message.reasoning.strip())
     return replace(message, content=content, reasoning=reasoning.strip())
-
-
-def _without_thought(message: ChatMessage) -> ChatMessage:
-    return replace(message, reasoning="") if message.reasoning else message
 
 
 def _action(message: ChatMessage) -> str:

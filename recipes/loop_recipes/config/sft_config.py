@@ -22,8 +22,6 @@ class FixedSetConfig:
     logs: Some[str]
     """Logs of rollouts, or folders of runs, collections and demonstrations with logs. Evaluations in a folder, also
     those on dev, are left out."""
-    most_per_task: PositiveInt | None = None
-    """Maximum of solved rollouts per task, the first in the order of logs and lines; null uses all."""
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)

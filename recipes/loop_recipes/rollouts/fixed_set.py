@@ -138,8 +138,6 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
         for log in logs:
             if path.is_file() or _to_learn_from(log, maker.reads_branches):
                 rollouts += _read(log, vocabulary)
-    if config.most_per_task is not None:
-        rollouts = _at_most(rollouts, config.most_per_task)
     require(
         rollouts,
         "rollouts.logs: no rollouts, or only scores and branches, are there; to train on one, name its log",
@@ -163,13 +161,3 @@ def _read(log: Path, vocabulary: int) -> list[Rollout]:
     texts = next((rollout.rollout_id for rollout in rollouts if rollout.text_only), None)
     require(texts is None, f"rollouts.logs: {log}: rollout {texts} has no token ids (it is an endpoint's)")
     return rollouts
-
-
-def _at_most(rollouts: Sequence[Rollout], most: int) -> list[Rollout]:
-    """Return the first ``most`` solved episodes of each task, and all that are not solved."""
-    solved: dict[str, list[str]] = {}
-    for rollout in rollouts:
-        if rollout.reward >= 1.0 and rollout.segment == 0:
-            solved.setdefault(rollout.task_id, []).append(rollout.episode_id)
-    first_solved = {episode for episodes in solved.values() for episode in episodes[:most]}
-    return [rollout for rollout in rollouts if rollout.reward < 1.0 or rollout.episode_id in first_solved]

@@ -23,6 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
 
+SMALLEST_SPREAD = 1e-7
+"""The smallest divisor of advantages: rewards without any spread have the advantage 0 instead of 0/0. It is not a
+smoothing term."""
+
 
 class Advantage(Protocol):
     """The interface of every component for advantages."""
@@ -73,22 +77,20 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class StdNormalized:
-    """``A_k = (R_k - mean_i R_i) / max(std_i R_i, floor)``, population standard deviation (GRPO, arXiv 2402.03300).
+    """``A_k = (R_k - mean_i R_i) / std_i R_i``, population standard deviation (GRPO, arXiv 2402.03300).
 
     Args:
         leave_one_out: the baseline is the mean of the group's other returns, which makes every advantage n/(n-1) times
             as large. LOOP's section 4.2 describes GRPO and RwNorm so, and its authors' code agrees; the caption of
             its Table 1 and GRPO's paper have the group's own mean.
-        floor: keeps groups without any spread at 0 instead of 0/0; it is not a smoothing term.
     """
 
     leave_one_out: bool = False
-    floor: float = 1e-7
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         size, mean, variance = _group_statistics(rewards, groups)
         factor = size / (size - 1).clamp(min=1) if self.leave_one_out else 1.0
-        return (factor * (rewards - mean) / variance.sqrt().clamp(min=self.floor)).float()
+        return (factor * (rewards - mean) / variance.sqrt().clamp(min=SMALLEST_SPREAD)).float()
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,14 @@ class BatchNormalized:
     Args:
         group_baseline: subtract each group's mean first (the paper's variant for several rollouts a prompt); otherwise
             the batch's mean is the baseline.
-        floor: lower bound of the divisor, for a batch without spread.
     """
 
     group_baseline: bool = False
-    floor: float = 1e-7
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
         _, mean, _ = _group_statistics(rewards, groups)
         centred = rewards.double() - (mean if self.group_baseline else rewards.double().mean())
-        return (centred / centred.square().mean().sqrt().clamp(min=self.floor)).float()
+        return (centred / centred.square().mean().sqrt().clamp(min=SMALLEST_SPREAD)).float()
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,13 @@ class ReturnToGo:
 
     Args:
         kl_coefficient: the paper's beta.
-        floor: lower bound of the divisor, for a batch without spread.
     """
 
     kl_coefficient: float = 0.01
-    floor: float = 1e-7
     plan: ClassVar[MethodPlan] = MethodPlan(needs_reference=True)
 
     def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        return BatchNormalized(floor=self.floor)(rewards, groups)
+        return BatchNormalized()(rewards, groups)
 
     def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
         """See :meth:`TokenAdvantage.token_advantages`."""
@@ -141,7 +139,7 @@ class ReturnToGo:
             for sample, penalty in zip(samples, penalties, strict=True)
         ]
         every = torch.cat(returns)
-        spread = every.std(correction=0).clamp(min=self.floor)
+        spread = every.std(correction=0).clamp(min=SMALLEST_SPREAD)
         return [((each - every.mean()) / spread).float() for each in returns]
 
 

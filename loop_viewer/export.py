@@ -38,7 +38,11 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
     known = overview["collections"]
     chosen = [] if collections else [item["id"] for item in known]
     for wanted in collections or []:
-        matches = [item["id"] for item in known if wanted in (item["id"], item["name"], _iteration(item))]
+        matches = [
+            item["id"]
+            for item in known
+            if wanted in (item["id"], item["name"]) or (item["kind"] == "training" and wanted == str(item["iteration"]))
+        ]
         if not matches:
             raise ValueError(f"no collection {wanted!r}; there are {', '.join(item['name'] for item in known)}")
         chosen += [name for name in matches if name not in chosen]
@@ -55,11 +59,6 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
                 )
             out.write(piece)
     return size
-
-
-def _iteration(item: dict[str, Any]) -> str | None:
-    """Return the number of the iteration that a collection was trained on in."""
-    return str(item["iteration"]) if item["kind"] == "training" else None
 
 
 def _pieces(run: RunData, overview: dict[str, Any], collections: list[str]) -> Iterator[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import chain, compress, takewhile
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -21,28 +21,21 @@ from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import parse_collection_id
-from loop_formats.places import METRICS_FILE, run_meant
+from loop_formats.places import run_meant
 from loop_formats.run_files import find_logs, node_address, to_json, write_whole
 from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, statistics_files
-from loop_formats.turn_values import TurnValue, values_file
+from loop_formats.turn_values import values_file
 from loop_viewer.run_head import ListedCollection, run_head
+from loop_viewer.run_lines import read_numbers, read_statistics, turn_value
 from loop_viewer.run_record import result_of, settings_of, starts_of
+from loop_viewer.sequences import thread_of
 from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, json_object, sound_lines
 from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
-
-class Decodes(Protocol):
-    """A tokenizer, as of the package tokenizers."""
-
-    def decode(self, ids: Sequence[int], /, *, skip_special_tokens: bool) -> str:
-        """Return the text of token ids."""
-
-
-TokenizerReader = Callable[[Path], Decodes]
-"""Reads the tokenizer of a model's folder; raises ValueError where it holds none."""
+TokenizerReader = Callable[[Path], Any]
+"""Reads the tokenizer of a model's folder, one of the package tokenizers; raises ValueError where it holds none."""
 MAX_CALLS = 300
 READ_AT_ONCE_BYTES = 20_000_000
-MOST = 1e300
 MAX_NOTE_CHARACTERS = 10_000
 
 
@@ -374,7 +367,7 @@ class RunData:
         cursors = tuple(sorted(log.offsets.keys() & range(first, last + 1)))
         if cursors not in log.threads:
             records = ((cursor, json.loads(self.stored(collection, cursor)[1])) for cursor in cursors)
-            log.threads[cursors] = _threads(records)
+            log.threads[cursors] = thread_of(records)
         return log.threads[cursors]
 
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -392,7 +385,7 @@ class RunData:
 
     def _turn_values(self, collection: str, record: dict[str, Any]) -> list[dict[str, Any] | None] | None:
         file = values_file(self.path, collection)
-        read = sound_lines(file, "turn's value", _turn_value, self._logs[collection].damage) if file.is_file() else ()
+        read = sound_lines(file, "turn's value", turn_value, self._logs[collection].damage) if file.is_file() else ()
         values = (value for _, value in read if value is not None)
         known = {value.turn: asdict(value) for value in values if value.rollout_id == record["rollout_id"]}
         before = (record["branch_of"] or {"turns": 0})["turns"]
@@ -402,7 +395,7 @@ class RunData:
         files = statistics_files(self.path / TOKEN_STATISTICS, collection)
         stamps = tuple((file, file.stat().st_mtime_ns) for file in files)
         log = self._logs[collection]
-        statistics, damage = _read_statistics(stamps, log.path) if stamps else ({}, [])
+        statistics, damage = read_statistics(stamps, log.path) if stamps else ({}, [])
         log.damage += [line for line in damage if line not in log.damage]
         return statistics
 
@@ -426,78 +419,6 @@ def _place_in_list(item: Mapping[str, Any]) -> tuple[int, int, float, str]:
     """Return the key of a collection: evaluations stand in the order of their beginning."""
     began = item["began"] if item["kind"] == "evaluation" else 0.0
     return KINDS.index(item["kind"]), item["iteration"] or 0, began, item["id"]
-
-
-def read_numbers(run: Path, damage: list[str]) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl, if it has one; None stands for a number that is not finite, such as
-    the ratio of a rollout that is all but impossible now, or beyond all floats: browsers' JSON has neither. ``damage``
-    names the lines that cannot be read, which are left out."""
-    file = run / METRICS_FILE
-    lines = sound_lines(file, "line of metrics", _numbers, damage) if file.is_file() else ()
-    return [line for _, line in lines if line is not None]
-
-
-def _numbers(text: bytes) -> dict[str, Any]:
-    line = json_object(text)
-    if not isinstance(line.get("iteration"), int):
-        raise ValueError("it has no iteration")
-    finite = {key: not isinstance(value, int | float) or abs(value) < MOST for key, value in line.items()}
-    return {key: value if finite[key] else None for key, value in line.items()}
-
-
-def _turn_value(text: bytes) -> TurnValue:
-    return TurnValue(**json_object(text))
-
-
-def _statistic(text: bytes) -> dict[str, Any]:
-    """Read a line of token statistics."""
-    record = json_object(text)
-    learner = [float(value) for value in record["old_logprobs"]]
-    return {
-        **{key: record[key] for key in ("rollout_id", "ratios", "clipped")},
-        "advantage": float(record["advantage"]),
-        "old_logprobs": learner,
-        "advantages": record.get("advantages", [record["advantage"]] * len(learner)),
-        "entropies": record.get("entropies"),
-    }
-
-
-def _threads(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the ``thread`` of :meth:`RunData.rollout` for the sequences of an episode, with their cursors."""
-    thread: list[dict[str, Any]] = []
-    earlier: list[list[dict[str, str]]] = []
-    turns = 0
-    for cursor, record in records:
-        shared, begins = sequence_beginning(record["messages"], earlier)
-        rule = record["extra"].get("compaction")
-        begins = f"its history was too long (compaction: {rule})" if rule else begins
-        thread.append({"cursor": cursor, "shared": shared, "begins": begins, "turns": turns})
-        earlier.append(record["messages"])
-        turns += len(record["turns"])
-    return thread
-
-
-def sequence_beginning(
-    messages: Sequence[Mapping[str, str]], earlier: Sequence[Sequence[Mapping[str, str]]]
-) -> tuple[int, str]:
-    """Return how many messages a sequence has in common with one of the ``earlier`` ones of its episode, and the reason
-    why it begins; (0, "") for the first."""
-    if not earlier:
-        return 0, ""
-    texts = [(message["role"], message["content"]) for message in messages]
-    shared, other = max(((_in_common(texts, each), each) for each in earlier), key=lambda pair: pair[0])
-    if shared == len(other) or shared == len(texts):
-        return shared, "the same history was encoded anew"
-    if texts[shared][0] == other[shared]["role"] == "assistant":
-        return shared, "another answer to the same messages"
-    if any(role == "assistant" for role, _ in texts[:shared]):
-        return shared, "its history was changed"
-    return shared, "a conversation of its own, such as a sub-agent's"
-
-
-def _in_common(texts: Sequence[tuple[str, str]], other: Sequence[Mapping[str, str]]) -> int:
-    pairs = zip(texts, ((message["role"], message["content"]) for message in other), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _calls(record: dict[str, Any], environment: Description) -> list[str]:
@@ -525,21 +446,3 @@ def _no_text(model: Path | None) -> str:
     """Return the reason why tokens are shown as numbers."""
     why = "no rollout_node.yaml here names the model" if model is None else f"{model} holds no tokenizer.json any more"
     return f"tokens are shown as numbers: {why}; give --model FOLDER"
-
-
-@lru_cache(maxsize=4)
-def _read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
-    """Return rollout id -> its token statistics and its largest gap to the sampler, and the unreadable lines; times of
-    change renew the cache."""
-    damage: list[str] = []
-    rollouts = (rollout for _, rollout in sound_lines(log, "rollout", read_listed, []) if rollout is not None)
-    logprobs = {each.rollout_id: list(compress(each.sampler_logprobs, each.mask)) for each in rollouts}
-    result = {}
-    for file, _ in files:
-        for _line, record in sound_lines(file, "rollout's token statistics", _statistic, damage):
-            if record is None:
-                continue
-            sampler = logprobs.get(record["rollout_id"], [])
-            gaps = (abs(a - b) for a, b in zip(record["old_logprobs"], sampler, strict=False))
-            result[record["rollout_id"]] = {**record, "gap": max(gaps, default=None)}
-    return result, damage

@@ -9,8 +9,9 @@ from typing import Any
 
 from loop_formats.places import METRICS_FILE, distinct_names, run_meant
 from loop_formats.run_files import COLLECTIONS
-from loop_viewer.run_data import RunData, TokenizerReader, read_numbers
+from loop_viewer.run_data import RunData, TokenizerReader
 from loop_viewer.run_head import CONFIG, NODE_CONFIG, REPORT, is_at_work, run_head
+from loop_viewer.run_lines import read_numbers
 from loop_viewer.run_record import EVALUATION, result_of, setting_of
 
 MAX_DEPTH = 3
@@ -128,12 +129,14 @@ class RunFolder:
             lines = read_numbers(path, damage)
             # Collections that wait for rollouts or for training matter only while a process works on the run.
             head = self.run(name).head() if runs else run_head(path, (), lines)
+            scored = next(reversed(result_of(path).get("scores", [])), None)
             row = {
                 **head,
                 "damage": damage,
                 "iterations": lines[-1]["iteration"] if lines else None,
                 **{key: _last(lines, key) for key in LISTED_METRICS},
-                **_held_out(path),
+                "held_out_success": scored and scored["mean"] / 100,
+                "held_out_policy": scored["policy"] if scored else "",
                 "setting": setting_of(path),
                 "quantities": {
                     key for key in set().union(*lines) if any(isinstance(line.get(key), int | float) for line in lines)
@@ -156,10 +159,3 @@ def _stamp(file: Path) -> object:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
-
-
-def _held_out(run: Path) -> Mapping[str, Any]:
-    """Return the last score of the run's evaluation, and its policy."""
-    for last in result_of(run).get("scores", ())[-1:]:
-        return {"held_out_success": last["mean"] / 100, "held_out_policy": last["policy"]}
-    return {"held_out_success": None, "held_out_policy": ""}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +43,7 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
         tasks: dict[str, list[dict[str, Any]]] = {}
         for entry in first:
             tasks.setdefault(entry["task"], []).append(entry)
-        for name_of_task, group in sorted(tasks.items(), key=lambda item: _natural(item[0])):
+        for name_of_task, group in sorted(tasks.items()):
             yield f"{sanitize(name_of_task)}: {_figures(group)}"
             yield f"    {sanitize(group[0]['asks'], 72)}"
     if damage:
@@ -53,12 +52,6 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
         yield "no rollout has ended yet"
     if task and not any_rollout:
         raise ValueError(f"{run.path} holds no rollout of task {task!r}; --text alone lists the tasks")
-
-
-def _natural(name: str) -> list[str | tuple[int, str]]:
-    """Return a key by which task10 comes after task2."""
-    pieces = enumerate(re.split("0*([0-9]+)", name))
-    return [(len(text), text) if place % 2 else text for place, text in pieces]
 
 
 def _run(row: dict[str, Any]) -> str:

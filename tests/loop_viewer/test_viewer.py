@@ -20,7 +20,7 @@ from loop_formats.run_folder import write_description
 from loop_recipes.verbs.view import main
 from loop_viewer.app import STATIC, build_app
 from loop_viewer.export import write_export
-from loop_viewer.run_data import sequence_beginning
+from loop_viewer.sequences import sequence_beginning
 from loop_viewer.summaries import ListedMessage, question_of
 from support.listener import Listener
 from support.texts import texts_beside
@@ -48,13 +48,6 @@ def test_overview_lists_iterations_and_metrics(run):
     ]
     assert [line["iteration"] for line in overview["metrics"]] == [1, 2, 3]
     assert [item["failures"] for item in overview["collections"]] == [{"task1_1": {"environment_crashed": 2}}, {}, {}]
-
-
-def test_metrics_that_no_browser_can_read_are_left_open(tmp_path):
-    """The ratio of a whole rollout (loss.level: trajectory) may be beyond all floats."""
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "ratio_max": Infinity, "loss": NaN, "reward": 0.5}\n')
-    told = json.dumps(opened(tmp_path).overview(), allow_nan=False)
-    assert json.loads(told)["metrics"] == [{"iteration": 1, "ratio_max": None, "loss": None, "reward": 0.5}]
 
 
 def test_summaries_hold_the_leave_one_out_advantage_of_the_task(run):
@@ -182,10 +175,8 @@ def test_a_log_that_is_begun_anew_is_read_anew(run_folder, tmp_path, anew):
 
 
 def test_a_folder_that_is_gone_is_said_to_be(run_folder, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(run_folder, folder)
-    shown = opened(folder)
-    shutil.rmtree(folder)
+    shown = opened(shutil.copytree(run_folder, tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run")
     with pytest.raises(ValueError, match=r"run does not exist any more$"):
         shown.overview()
 
@@ -200,7 +191,7 @@ async def test_numbers_that_no_browser_can_read_are_left_open(run_folder, tmp_pa
     second["sampler_logprobs"][-1] = -float("inf")
     log.write_text("".join(f"{json.dumps(line)}\n" for line in (first, second, *others)))
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"iteration": 4, "environments": {"game": {"wins": NaN}}}\n')
+        file.write('{"iteration": 4, "ratio_max": Infinity, "loss": NaN, "environments": {"game": {"wins": NaN}}}\n')
     run = opened(folder)
 
     def refused(text):
@@ -213,7 +204,8 @@ async def test_numbers_that_no_browser_can_read_are_left_open(run_folder, tmp_pa
             answers[path] = json.loads(text, parse_constant=refused)
     assert answers["collections/demo-i0002"]["columns"]["reward"][0] is None
     assert answers["collections/demo-i0002/rollouts/2"]["logprobs"][-1] is None
-    assert answers["run"]["metrics"][-1]["environments"] == {"game": {"wins": None}}
+    last = {"iteration": 4, "ratio_max": None, "loss": None, "environments": {"game": {"wins": None}}}
+    assert answers["run"]["metrics"][-1] == last
     write_export(run, tmp_path / "page.html", ["demo-i0002"])
     for text in re.findall(
         r'<script type="application/json"[^>]*>(.*?)</script>', (tmp_path / "page.html").read_text()
@@ -221,10 +213,12 @@ async def test_numbers_that_no_browser_can_read_are_left_open(run_folder, tmp_pa
         json.loads(text, parse_constant=refused)
 
 
-def test_search_finds_texts_in_messages(run):
+def test_search_finds_texts_in_messages_and_ids(run):
     assert run.search("demo-i0003", "ONERROR") == [25]
     assert run.search("demo-i0003", "step 0") != []
     assert run.search("demo-i0003", "not in any message") == []
+    found = run.search("demo-i0001", "TASK1_1")
+    assert found == [entry["cursor"] for entry in run.summaries("demo-i0001") if entry["task"] == "task1_1"]
 
 
 OPENED = [("system", "s"), ("user", "u")]
@@ -366,8 +360,12 @@ def test_a_line_that_is_no_rollout_is_named_in_one_line(run_folder, tmp_path, ca
     assert main([str(tmp_path / "demo-i0001.jsonl"), "--export", str(tmp_path / "x.html")]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said
-    assert "line 2" in said or ":2 is not a JSON object" in said
+    assert "line 2, is not a rollout" in said or ":2 is not a JSON object" in said
+    assert "make the line blank" in said
     assert not (tmp_path / "x.html").exists()
+    log = tmp_path / "demo-i0001.jsonl"
+    log.write_text("\n".join([lines[0], "", *lines[2:]]) + "\n")
+    assert main([str(log), "--text"]) == 0
 
 
 BAD_LINES = (b"{", b"[" * 100_000, b"\0" * 9, b"NaN", b"[7]", b'"text"', b'{"rollout_id": 3}', b"\xff")
@@ -408,20 +406,6 @@ async def test_a_bad_line_costs_one_line_and_is_named(run_folder, tmp_path, caps
             told = capsys.readouterr()
             assert (told.out.count(": 24 rollouts"), told.err.count("\n")) == (2, 1)
         file.write_bytes(before)
-
-
-def test_damage_within_a_line_is_named_with_its_cure(run_folder, tmp_path, capsys):
-    lines = (run_folder / "node/collections/demo-i0001.jsonl").read_bytes().splitlines(keepends=True)
-    log = tmp_path / "demo-i0001.jsonl"
-    for damage in (b'{"rollout_id": ', b"[" * 100_000, b"\0" * 9, b"NaN", lines[1].replace(b"assistant", b"\xff", 1)):
-        log.write_bytes(lines[0] + damage.strip() + b"\n" + lines[2])
-        assert main([str(log), "--text"]) == 1
-        said = capsys.readouterr().err
-        assert "line 2, is not a rollout" in said
-        assert "make the line blank" in said
-        assert said.count("\n") == 1, said
-    log.write_bytes(lines[0] + b"\n" + lines[2])
-    assert main([str(log), "--text"]) == 0
 
 
 async def test_a_note_stays_beside_the_run_and_is_found(run_folder, tmp_path):
@@ -536,11 +520,6 @@ def test_a_port_in_use_is_one_clear_line(run_folder):
     assert done.returncode == 1
     assert "choose another --port" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_search_finds_ids(run):
-    found = run.search("demo-i0001", "TASK1_1")
-    assert found == [entry["cursor"] for entry in run.summaries("demo-i0001") if entry["task"] == "task1_1"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
 from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
@@ -70,20 +69,10 @@ class ReplaySource:
     def description(self) -> Description:
         return read_description(self._logs[0])
 
-    def publish(self, version: int, folder: Path, canary: Mapping[str, Any] | None = None) -> None:
-        pass
+    def _nothing(self, *_: object, **__: object) -> None:
+        """Do nothing: there is no node to be told."""
 
-    def retire(self, version: int) -> None:
-        pass
-
-    def sleep(self) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass
-
-    def start(self, request: CollectionRequest) -> None:
-        pass
+    publish = retire = sleep = wake = start = close = _nothing
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
         """Read the logs of the request's iteration.
@@ -98,9 +87,6 @@ class ReplaySource:
             raise NoRollouts(f"iteration {number} was asked for, but only {there} logs can be replayed")
         rollouts = [rollout for log in self._iterations[number - 1] for rollout in self._read_log(log)]
         return Collected(rollouts, CollectionEnd("complete", len(by_episode(rollouts)), 0, 0, {}, 0.0), 0.0)
-
-    def close(self) -> None:
-        pass
 
     def _read_log(self, log: Path) -> list[Rollout]:
         with raised_as(ConfigError, "rollout_node.replay: "):

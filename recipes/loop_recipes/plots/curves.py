@@ -52,6 +52,8 @@ TRAINING = {
 
 PLANNED = {"learning_rate"}
 """Figures of :data:`TRAINING` that are not measurements, and so have no average."""
+AVERAGED = 5
+"""Iterations that the moving average of a curve covers."""
 FEWEST_AVERAGED = 10
 """Fewest iterations of a curve with a moving average; with fewer it would be little more than one number."""
 CERTAIN = 1.96
@@ -125,7 +127,7 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     return averaged
 
 
-def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: str | None = None) -> bool:
+def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int = AVERAGED, label: str | None = None) -> bool:
     """Draw one key of one curve; returns False if no run has the key.
 
     Each iteration is a point: for a single run its value, with an interval of 95 % over tasks where the metrics have an
@@ -157,7 +159,7 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int, label: st
     return True
 
 
-def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
+def learning_curve(curves: Sequence[Curve]) -> Figure:
     """Plot reward and success over iterations; diamonds are evaluations on dev tasks. More curves than can be told
     apart in one panel have a panel each."""
     apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
@@ -166,13 +168,13 @@ def learning_curve(curves: Sequence[Curve], window: int) -> Figure:
         for number, curve in enumerate(curves):
             axes, colour = grid.flat[number if apart else place], _colour(place if apart else number)
             label = title if apart else curve.label
-            draw(axes, curve, key, colour, window, label)
+            draw(axes, curve, key, colour, label=label)
             evaluated, values = _dev_scores(curve, key)
             if values.size:
                 axes.plot(evaluated, values, "D--", color=colour, ms=5, lw=1, label=f"{label}, dev")
             axes.set(title=curve.label if apart else title, ylabel="0 to 1", ylim=(-0.02, 1.02))
     seeds = max(len(curve.runs) for curve in curves)
-    notes = [_averaged(curves, "reward", window)] if window > 1 else []
+    notes = [_averaged(curves, "reward")]
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
     alone = [curve for curve in curves if len(curve.runs) == 1 and len(curve.series("reward_error")[0])]
     notes += ["bars: 95 % over tasks"] if alone else []
@@ -191,11 +193,11 @@ def _counted(curves: Sequence[Curve]) -> list[str]:
     return [f"{low if low == high else f'{low} to {high}'} rollouts an iteration"]
 
 
-def _averaged(curves: Sequence[Curve], key: str, window: int) -> str:
+def _averaged(curves: Sequence[Curve], key: str) -> str:
     """Describe the moving average; "" where there is none."""
     if all(len(curve.series(key)[0]) < FEWEST_AVERAGED for curve in curves):
         return ""
-    return f"average: over {window} iterations, as many before as after"
+    return f"average: over {AVERAGED} iterations, as many before as after"
 
 
 def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +210,7 @@ def _dev_scores(curve: Curve, key: str) -> tuple[np.ndarray, np.ndarray]:
     return evaluated[order], values[order]
 
 
-def phases(curves: Sequence[Curve], window: int) -> Figure:
+def phases(curves: Sequence[Curve]) -> Figure:
     """Plot the seconds of an iteration by phase, stacked; for the first seed of each curve."""
     figure, grid = plt.subplots(1, len(curves), figsize=(max(6, 5 * len(curves)), 4), squeeze=False, sharey=True)
     for axes, curve in zip(grid[0], curves, strict=True):
@@ -226,7 +228,7 @@ def phases(curves: Sequence[Curve], window: int) -> Figure:
     return _finish(figure, curves, "time per iteration")
 
 
-def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
+def lag_and_gap(curves: Sequence[Curve]) -> Figure:
     """Plot how far training is off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
     figure, grid = plt.subplots(2, 2, figsize=(10, 8), sharex=True)
     (lag, gap), (clip, ratio) = grid
@@ -235,7 +237,7 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
         iterations, values = curve.series("policy_lag")
         if len(iterations):
             lag.step(iterations, np.nanmax(values, axis=0), where="mid", color=colour, label=name)
-        draw(clip, curve, "clip_fraction", colour, window)
+        draw(clip, curve, "clip_fraction", colour)
         draw(gap, curve, "gap_p99", colour, 1, f"{name}, 99th percentile")
         iterations, values = curve.series("gap_max")
         if len(iterations):
@@ -257,7 +259,7 @@ def lag_and_gap(curves: Sequence[Curve], window: int) -> Figure:
     return _finish_panels(figure, grid, curves, "")
 
 
-def behavior(curves: Sequence[Curve], window: int) -> Figure:
+def behavior(curves: Sequence[Curve]) -> Figure:
     """Plot the environment's figures of behaviour over iterations."""
     titles = {"turns": "turns per rollout"}  # also of rollouts without texts
     known = [
@@ -266,27 +268,27 @@ def behavior(curves: Sequence[Curve], window: int) -> Figure:
     titles |= {each.key: each.title for each in known}
     figure, grid = panels(len(titles), sharex=True)
     for axes, (key, title) in zip(grid.flat, titles.items(), strict=False):
-        drawn = [draw(axes, curve, key, _colour(number), window) for number, curve in enumerate(curves)]
+        drawn = [draw(axes, curve, key, _colour(number)) for number, curve in enumerate(curves)]
         axes.set_title(title, fontsize=10)
         _from_zero(axes)
         if not any(drawn):
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color="#666666")
-    notes = ["behaviour of the rollouts trained on", _averaged(curves, "turns", window) if window > 1 else ""]
+    notes = ["behaviour of the rollouts trained on", _averaged(curves, "turns")]
     return _finish_panels(figure, grid, curves, "; ".join(filter(None, notes)))
 
 
-def training(curves: Sequence[Curve], window: int) -> Figure:
+def training(curves: Sequence[Curve]) -> Figure:
     """Plot loss, gradient, entropy, KL and learning rate, each where a run has it."""
     known = [each for each in TRAINING.items() if any(len(curve.series(each[0])[0]) for curve in curves)]
     figure, grid = panels(len(known), sharex=True)
     for axes, (key, title) in zip(grid.flat, known, strict=False):
         for number, curve in enumerate(curves):
-            draw(axes, curve, key, _colour(number), *((1, "_") if key in PLANNED else (window, None)))
+            draw(axes, curve, key, _colour(number), *((1, "_") if key in PLANNED else ()))
         axes.set_title(title, fontsize=10)
-    return _finish_panels(figure, grid, curves, _averaged(curves, "loss", window) if window > 1 else "")
+    return _finish_panels(figure, grid, curves, _averaged(curves, "loss"))
 
 
-FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
+FIGURES: dict[str, Callable[[Sequence[Curve]], Figure]] = {
     "learning_curve": learning_curve,
     "training": training,
     "time_per_phase": phases,
@@ -295,16 +297,12 @@ FIGURES: dict[str, Callable[[Sequence[Curve], int], Figure]] = {
 }
 
 
-def write_figures(curves: Sequence[Curve], output: Path, window: int = 5, title: str | None = None) -> list[Path]:
-    """Write every figure into ``output`` as PNG and SVG; returns the paths.
-
-    Args:
-        window: iterations that a moving average covers; 1 for none.
-        title: stands above each figure, in place of the dataset's name; the explanation of the lines stands below it.
-    """
+def write_figures(curves: Sequence[Curve], output: Path, title: str | None = None) -> list[Path]:
+    """Write every figure into ``output`` as PNG and SVG; returns the paths. ``title`` stands above each figure, in
+    place of the dataset's name; the explanation of the lines stands below it."""
     written = []
     for name, make in FIGURES.items():
-        figure = make(curves, window)
+        figure = make(curves)
         if title is not None:
             notes = figure.get_suptitle().split("\n")[1:]
             figure.suptitle("\n".join([title, *notes]), fontsize=10, x=0.01, ha="left")
@@ -317,14 +315,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = verb_parser("plot", __doc__)
     parser.add_argument("curves", nargs="+", metavar="[LABEL=]RUN[,RUN...]", help="a setting and its runs (seeds)")
     parser.add_argument("--out", type=Path, help="folder for the pictures (default: that of the first run)")
-    parser.add_argument("--smooth", type=int, default=5, metavar="N", help="moving average over N iterations (5)")
     parser.add_argument("--title", help="title of each picture (default: the dataset's name)")
     parser.add_argument("--rollouts", action="store_true", help="draw a run's or an evaluation's rollouts instead")
     parser.add_argument("--slots", action="store_true", help="draw the use of the node's slots over time instead")
     parser.add_argument("--task", help="with --rollouts: draw API calls of this task (default: most rollouts)")
     parsed = parser.parse_args(arguments)
-    if parsed.smooth < 1:
-        parser.error(f"--smooth is {parsed.smooth}; it must be at least 1")
     first = split_label(parsed.curves[0])[1][0]
     output = parsed.out or (first if first.is_dir() else first.parent)
     try:
@@ -335,7 +330,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             written = save(slots_over_time(parsed.curves), output, "slots")
         else:
-            written = write_figures(parse_curves(parsed.curves), output, parsed.smooth, parsed.title)
+            written = write_figures(parse_curves(parsed.curves), output, parsed.title)
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

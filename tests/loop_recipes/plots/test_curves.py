@@ -66,7 +66,7 @@ def test_pictures_are_reproducible(tmp_path):
 def test_seeds_become_a_mean_and_a_band(tmp_path):
     runs = [write_run(tmp_path / f"seed{seed}", [0.2 + 0.1 * seed] * 4) for seed in range(3)]
     curve = parse_curve("LOOP=" + ",".join(map(str, runs)))
-    axes = learning_curve([curve], window=1).axes[0]
+    axes = learning_curve([curve]).axes[0]
     (line,) = axes.get_lines()
     assert line.get_ydata() == pytest.approx([0.3] * 4)
     assert line.get_label() == "LOOP"
@@ -79,12 +79,12 @@ def test_seeds_become_a_mean_and_a_band(tmp_path):
 def test_the_mean_is_dotted_where_a_seed_has_ended(tmp_path):
     runs = [write_run(tmp_path / "a", [0.0, 0.0, 0.0]), write_run(tmp_path / "b", [1.0])]
     curve = parse_curve("x=" + ",".join(map(str, runs)))
-    figure = learning_curve([curve], window=1)
+    figure = learning_curve([curve])
     lines = figure.axes[0].get_lines()
     assert [(line.get_linestyle(), list(line.get_ydata())) for line in lines] == [("-", [0.5]), (":", [0.0, 0.0])]
     assert "dotted: seeds of x that go on after others ended" in figure._suptitle.get_text()
     whole = parse_curve(f"x={runs[0]},{write_run(tmp_path / 'c', [0.0, 0.0, 0.0])}")
-    figure = learning_curve([whole], window=1)
+    figure = learning_curve([whole])
     assert len(figure.axes[0].get_lines()) == 1
     assert "dotted" not in figure._suptitle.get_text()
 
@@ -118,7 +118,7 @@ def test_a_dev_score_stands_where_its_policy_stood():
     lines[0] |= {"dev_iteration": 0, "dev_reward": 0.1, "dev_success": 0.0}
     lines[2] |= {"dev_iteration": 3, "dev_reward": 0.9, "dev_success": 0.6}
     lines[2] |= {"earlier_dev_iteration": 2, "earlier_dev_reward": 0.7, "earlier_dev_success": 0.4}
-    _, diamonds = learning_curve([Curve("LOOP", [lines])], window=1).axes[0].get_lines()
+    _, diamonds = learning_curve([Curve("LOOP", [lines])]).axes[0].get_lines()
     assert diamonds.get_label() == "LOOP, dev"
     assert (list(diamonds.get_xdata()), list(diamonds.get_ydata())) == ([0, 2, 3], [0.1, 0.7, 0.9])
 
@@ -132,7 +132,7 @@ def test_smoothing_is_a_centred_average():
 
 def test_phases_stack_to_the_whole_iteration(tmp_path):
     run = write_run(tmp_path / "r", [0.5], seconds=10.0, seconds_waiting=4.0, seconds_updating=3.0)
-    axes = phases([parse_curve(str(run))], 1).axes[0]
+    axes = phases([parse_curve(str(run))]).axes[0]
     heights = {container.get_label(): container[0].get_height() for container in axes.containers}
     assert heights["waiting for rollouts"] == 4.0
     assert heights["updating"] == 3.0
@@ -145,10 +145,10 @@ def test_the_behaviour_that_is_drawn_is_what_was_recorded(tmp_path):
     runs = [write_run(tmp_path / "silent", [0.5, 0.6]), *(write_run(tmp_path / n, [0.5], **keys) for n in "ab")]
     write_description(runs[1], Description(name="both", behavior=OWN_BEHAVIOR))
     write_description(runs[2], Description(name="mine", behavior=(TOOLS_BEHAVIOR,)))
-    titles = [[axes.get_title() for axes in behavior([parse_curve(str(run))], 5).axes] for run in runs]
+    titles = [[axes.get_title() for axes in behavior([parse_curve(str(run))]).axes] for run in runs]
     turns, dummy, calls = "turns per rollout", "'dummy' per rollout", "tool calls per rollout"
     assert titles == [[turns], [turns, dummy, calls], [turns, calls]]
-    (axes,) = behavior([Curve("no turns", [[{"iteration": 1}]])], 5).axes
+    (axes,) = behavior([Curve("no turns", [[{"iteration": 1}]])]).axes
     assert [text.get_text() for text in axes.texts] == ["not recorded"]
 
 
@@ -170,9 +170,6 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main([str(run), "--out", str(tmp_path / "file")]) == 1
     assert capsys.readouterr().err == f"loop plot: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
-    with pytest.raises(SystemExit):
-        main([str(run), "--smooth", "0"])
-    assert "--smooth is 0; it must be at least 1" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
@@ -210,7 +207,7 @@ def test_what_is_no_run_names_those_that_are_meant(tmp_path, capsys, monkeypatch
 
 def test_a_run_on_a_fixed_set_has_its_losses_drawn(tmp_path):
     run = write_run(tmp_path / "sft", [1.0] * 3, loss=2.0, held_out_loss=3.0, grad_norm=0.5, learning_rate=1e-3)
-    shown = [axes for axes in training([parse_curve(str(run))], 1).axes if axes.get_visible()]
+    shown = [axes for axes in training([parse_curve(str(run))]).axes if axes.get_visible()]
     titles = ["loss", "held-out loss", "gradient norm", "learning rate"]
     assert [axes.get_title() for axes in shown] == titles
     assert all(axes.get_xlabel() == "iteration" for axes in shown), "each is the lowest of its column"
@@ -220,23 +217,23 @@ def test_a_run_on_a_fixed_set_has_its_losses_drawn(tmp_path):
 @pytest.mark.fault("an average of a few iterations, drawn where its window is not whole")
 def test_points_and_average_are_named_and_few_iterations_have_no_average(tmp_path):
     rewards = [0.1, 0.5, 0.9, 0.7, 1.0, 0.6, 0.6, 0.6, 0.6, 0.0]
-    for count, labels in ((9, ["run"]), (10, ["run: each", "run: average of 3"])):
+    for count, labels in ((9, ["run"]), (10, ["run: each", "run: average of 5"])):
         run = write_run(tmp_path / str(count) / "run", rewards[:count])
-        figure = learning_curve([parse_curve(str(run))], window=3)
+        figure = learning_curve([parse_curve(str(run))])
         axes = figure.axes[0]
         assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
         points, *average = axes.get_lines()
         assert list(points.get_ydata()) == rewards[:count], "what is first drawn is each iteration as it was"
-        assert ("average: over 3 iterations" in figure.get_suptitle()) == (count == 10)
+        assert ("average: over 5 iterations" in figure.get_suptitle()) == (count == 10)
         assert axes.get_ylim()[1] > 1.0, "a reward of 1 is not cut off"
         for line in average:
-            assert line.get_ydata()[1:-1] == pytest.approx([0.5, 0.7, 2.6 / 3, 2.3 / 3, 2.2 / 3, 0.6, 0.6, 0.4])
-            assert np.isnan(line.get_ydata()[[0, -1]]).all()
+            assert line.get_ydata()[2:-2] == pytest.approx([0.64, 0.74, 0.76, 0.7, 0.68, 0.48])
+            assert np.isnan(line.get_ydata()[[0, 1, -2, -1]]).all()
 
 
 def test_a_point_has_an_interval_over_tasks_and_the_head_says_how_many_rollouts(tmp_path):
     run = write_run(tmp_path / "run", [0.2, 0.4], reward_error=0.05, rollouts=44)
-    figure = learning_curve([parse_curve(str(run))], window=5)
+    figure = learning_curve([parse_curve(str(run))])
     (bars,) = figure.axes[0].collections
     heights = [segment[:, 1] for segment in bars.get_segments()]
     assert np.array(heights) == pytest.approx(np.array([[0.102, 0.298], [0.302, 0.498]]))
@@ -248,7 +245,7 @@ def test_a_point_has_an_interval_over_tasks_and_the_head_says_how_many_rollouts(
 @pytest.mark.parametrize("count", [8, 9])
 def test_many_curves_can_be_told_apart_without_colour(tmp_path, count):
     curves = [parse_curve(str(write_run(tmp_path / f"run{number}", [0.1, 0.5]))) for number in range(count)]
-    figure = learning_curve(curves, window=5)
+    figure = learning_curve(curves)
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == (2 if count == 8 else count)
     lines = shown[0].get_lines()
@@ -265,7 +262,7 @@ def test_every_axis_of_every_figure_is_named(tmp_path):
     more |= {"ratio_p50": 1.0, "ratio_p01": 0.9, "ratio_p99": 1.1}
     curve = parse_curve(str(write_run(tmp_path / "run", [0.1] * 6, **more)))
     for make in (learning_curve, phases, lag_and_gap):
-        figure = make([curve], 5)
+        figure = make([curve])
         figure.canvas.draw()
         for axes in figure.axes:
             assert axes.get_ylabel(), axes.get_title()
@@ -278,7 +275,7 @@ def test_of_panels_that_share_an_axis_the_lowest_that_is_seen_has_its_numbers(tm
     more = {"loss": 0.1, "grad_norm": 0.2, "entropy": 0.1, "entropy_estimate": 0.3, "approx_kl": 1e-3}
     run = write_run(tmp_path / "run", [0.1] * 10, **more)
     lines = [line | {"learning_rate": line["iteration"] / 8} for line in read_metrics(run)]
-    figure = training([Curve("run", [lines])], 5)
+    figure = training([Curve("run", [lines])])
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == 6
     numbered = [axes.get_title() for axes in shown if axes.xaxis.get_tick_params()["labelbottom"]]

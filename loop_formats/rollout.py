@@ -227,7 +227,8 @@ class Rollout:
         else:
             self._check_tokens(vocabulary)
         for number, turn in enumerate(self.turns):
-            if self.messages and not self._is_assistant(turn.message):
+            spoken = 0 <= turn.message < len(self.messages) and self.messages[turn.message]["role"] == "assistant"
+            if self.messages and not spoken:
                 self._refuse(f"turn {number} is message {turn.message}, which is not an assistant message")
             if turn.reward is not None and not math.isfinite(turn.reward):
                 self._refuse(f"turn {number} has reward {turn.reward}")
@@ -240,9 +241,6 @@ class Rollout:
         if not 0 <= self.segment < self.segments or (self.episode_id == self.rollout_id) != (self.segment == 0):
             self._refuse(f"sequence {self.segment} of {self.segments} of episode {self.episode_id}")
         return self
-
-    def _is_assistant(self, place: int) -> bool:
-        return 0 <= place < len(self.messages) and self.messages[place]["role"] == "assistant"
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(f"rollout {self.rollout_id}: {what}")

@@ -185,8 +185,8 @@ def run_success(successes: Mapping[str, bool], environment: Description) -> RunS
     for task_id, solved in successes.items():
         group = environment.group_of(task_id)
         groups[group] = groups.get(group, True) and solved
-    shares = (100.0 * sum(each.values()) / len(each) for each in (successes, groups))
-    return RunSuccess(*shares, len(successes), len(groups))
+    success, group_success = (100.0 * sum(each.values()) / len(each) for each in (successes, groups))
+    return RunSuccess(success, group_success, len(successes), len(groups))
 
 
 def success_table(results: Iterable[TaskResult]) -> list[dict[str, bool]]:
@@ -308,22 +308,14 @@ def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[s
 def score_bounds(results: Sequence[TaskResult], environment: Description = DEFAULT_DESCRIPTION) -> Bounds:
     """Return the bounds of the scores of ``results``, which are as for :func:`score`."""
     ends = []
-    for lost_as in (False, True):
-        filled = [replace(each, failure=None, **_outcome(lost_as)) if each.lost else each for each in results]
+    for solved in (False, True):
+        outcome: dict[str, Any] = {"reward": float(solved), "success": solved, "end_reason": "completed"}
+        outcome |= {"solved": solved, "failure": None}
+        filled = [replace(each, **outcome) if each.lost else each for each in results]
         per_run = [run_success(run, environment) for run in success_table(filled)]
-        reward = sum(each.reward for each in filled) / len(filled)
-        ends.append(
-            (
-                statistics.fmean(run.success for run in per_run),
-                statistics.fmean(run.group_success for run in per_run),
-                reward,
-            )
-        )
+        means = [statistics.fmean(getattr(run, key) for run in per_run) for key in ("success", "group_success")]
+        ends.append((*means, sum(each.reward for each in filled) / len(filled)))
     return Bounds(*zip(*ends, strict=True))
-
-
-def _outcome(solved: bool) -> dict[str, Any]:
-    return {"reward": float(solved), "success": solved, "end_reason": "completed", "solved": solved}
 
 
 def _figure(of_whole_runs: list[float], interval: Interval) -> Figure:

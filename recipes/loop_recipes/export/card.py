@@ -93,10 +93,10 @@ class Card:
             lines.append(f"- merge: {self.check}")
         lines += [f"- {text}" for text in self.further]
         lines += ["", "## Scores", "", self._scores(), "## Serve", "", "```bash", *self.serve, "```", ""]
-        lines += [
-            f"A server samples by its generation_config.json unless a request says otherwise.{self._sampling()}",
-            "",
-        ]
+        lines.append("A server samples by its generation_config.json unless a request says otherwise.")
+        if "collection" in self.stored:
+            lines[-1] += " The policy was trained on its own samples at temperature 1, with top-p 1."
+        lines.append("")
         return "\n".join(lines).replace(str(self.base.folder), self.base.name)
 
     def _facts(self) -> dict[str, str]:
@@ -140,11 +140,6 @@ class Card:
             if isinstance(component, Mapping) and "_component_" in component
         ]
         return f"{', '.join(named)}, {self.stored.get('max_iterations')} iterations, seed {self.stored.get('seed', 0)}"
-
-    def _sampling(self) -> str:
-        if "collection" not in self.stored:
-            return ""
-        return " The policy was trained on its own samples at temperature 1, with top-p 1."
 
     def _scores(self) -> str:
         blocks: list[str | Table] = []

@@ -44,7 +44,8 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
     tensors, rank, alpha = read_adapter(adapter_folder)
     left = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
     settings = json.loads((base_folder / "config.json").read_text(encoding="utf-8"))
-    wide = dtype == "fp32" or _stored_type(settings) in (None, "float32")
+    stored_type = settings.get("dtype") or settings.get("torch_dtype")
+    wide = dtype == "fp32" or stored_type in (None, "float32")
     target = DTYPES[dtype]
 
     def merged(name: str, weight: Tensor) -> Tensor:
@@ -88,10 +89,6 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, content.get_tensor(name)
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error
-
-
-def _stored_type(settings: dict[str, object]) -> object:
-    return settings.get("dtype") or settings.get("torch_dtype")
 
 
 def _set_type(settings: dict[str, object], dtype: str) -> None:

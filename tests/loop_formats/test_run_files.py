@@ -23,7 +23,6 @@ from loop_formats.run_files import (
     find_logs,
     folders_in,
     in_order,
-    is_adapter,
     log_path,
     meta_path,
     newest_adapter,
@@ -283,13 +282,6 @@ def test_what_is_written_is_utf_8_whatever_the_locale(tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", program, tmp_path / "a"], env=environment, check=True)
     assert (tmp_path / "a").read_text(encoding="utf-8") == "é\nü\n"
-
-
-def test_an_adapter_is_a_folder_with_both_files(tmp_path):
-    write_adapter(tmp_path / "adapter", seed=0)
-    assert is_adapter(tmp_path / "adapter")
-    (tmp_path / "adapter" / "adapter_config.json").unlink()
-    assert not is_adapter(tmp_path / "adapter")
 
 
 def _linked(run, layout):

@@ -330,30 +330,6 @@ def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
     assert [way["value_loss"] for way in ways[1:]] == pytest.approx([ways[0]["value_loss"]] * 2)
 
 
-def test_a_rollout_can_be_learned_from_up_to_a_length(tmp_path):
-    """The metrics are those of the whole rollouts, but no more than the first 30 tokens go through the model."""
-    config = replay_config(tmp_path, iterations=1)
-    (line,) = run(config, "update.max_tokens_per_rollout=30", "update.token_statistics=True")
-    assert line["tokens_max"] > 30
-    rollouts = [json.loads(text) for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines()]
-    sampled = {rollout["rollout_id"]: sum(rollout["mask"][:30]) for rollout in rollouts}
-    trained = (tmp_path / "run/token_statistics/made-up-i0001.jsonl").read_text().splitlines()
-    for record in map(json.loads, trained):
-        assert len(record["ratios"]) == sampled[record["rollout_id"]]
-
-
-def test_a_rollout_without_a_sampled_token_so_early_is_left_out_and_counted(tmp_path):
-    config = replay_config(tmp_path, iterations=1)
-    rollouts = [json.loads(text) for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines()]
-    begins = sorted(rollout["mask"].index(1) for rollout in rollouts)
-    length = begins[0] + 1
-    left_out = sum(begin >= length for begin in begins)
-    assert 0 < left_out < len(rollouts)
-    (line,) = run(config, f"update.max_tokens_per_rollout={length}", "update.min_abs_advantage=0.0")
-    assert (line["rollouts"], line["left_out_rollouts"]) == (len(rollouts), left_out)
-    assert line["steps"] > 0
-
-
 def test_reinforce_plus_plus_trains_on_returns_to_go_of_the_learners_own_log_probs(tmp_path, monkeypatch):
     """Against float64 log-probs of the exported policies and of the base model, in the second iteration."""
     seen = {}

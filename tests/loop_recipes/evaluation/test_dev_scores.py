@@ -9,7 +9,6 @@ from loop_formats.collection_request import LostRollout
 from loop_recipes.evaluation.dev_scores import dev_scores
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.metrics import METRICS
-from rollout_server.client import CollectionFailed
 from support.counter_node import counter_request
 from support.fake_node import FixedNode, collected
 from support.small_runs import in_sequences, stored_rollout
@@ -57,9 +56,3 @@ def test_lost_rollouts_are_in_no_figure_but_their_own(caplog):
     expected = {"dev_reward": 1.0, "dev_success": 1.0, "dev_tasks": 1, "dev_lost": 1}
     assert dev_scores(source, counter_request()) == expected
     assert "1 of 12 rollouts lost (server_error 1), such as rollout 0 of t_2: server_error: boom" in caplog.text
-
-
-def test_an_evaluation_that_is_lost_altogether_leaves_no_scores_and_a_warning(caplog):
-    failed = CollectionFailed("collection c failed: 1 of 1 rollouts lost", collected([]).end)
-    assert dev_scores(FixedNode(failed), counter_request()) == {}
-    assert "no dev score: collection c failed: 1 of 1" in caplog.text

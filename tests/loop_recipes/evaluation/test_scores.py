@@ -184,23 +184,6 @@ def compared(tmp_path, first, second, names=("first", "second"), **more):
     return (tmp_path / "out/comparison.md").read_text()
 
 
-def test_compare_evals_writes_markdown_and_json(tmp_path, capsys):
-    text = compared(tmp_path, runs("+---"), runs("-+++"))
-    assert "second/p against first/p" in text
-    assert "+50.0 [" in text
-    assert "- 3 tasks gained: aaa_2 (0% to 100%)" in text
-    data = json.loads((tmp_path / "out/comparison.json").read_text())
-    assert data["dataset"] == "synthetic"
-    assert data["comparisons"][0]["lost"] == [["aaa_1", 1.0, 0.0]]
-    assert "synthetic" in capsys.readouterr().out
-
-
-def test_compare_evals_says_what_was_lost(tmp_path):
-    text = compared(tmp_path, [*runs("+--+")[:-1], lost("bbb_2", 0)], runs("-+++"))
-    assert "second/p against first/p, T=0: 0 and 1 rollouts lost, compared on 3 tasks" in text
-    assert "the success difference would lie in [+25.0, +50.0]" in text
-
-
 def test_compare_evals_names_evaluations_of_runs_by_their_runs(tmp_path):
     folders = ("demo/evaluation", "seed1/evaluation")
     assert "seed1/p against demo/p" in compared(tmp_path, runs("+---"), runs("-+++"), folders)
@@ -280,14 +263,6 @@ def test_compare_evals_refuses_a_report_that_is_none(tmp_path, capsys):
     (tmp_path / "first/report.json").write_text("[]")
     assert compare_evals([first]) == 1
     assert "report schema None is not" in capsys.readouterr().err
-
-
-def test_compare_evals_says_it_by_group(tmp_path, capsys):
-    groups = {"all tasks": TASKS, "bs": ["bbb_1", "bbb_2"]}
-    text = compared(tmp_path, runs("+---"), runs("-+++"), groups=groups)
-    assert "### second/p against first/p, T=0, by environment and group" in text
-    assert "| all tasks | 4 | +50.0 [" in text
-    assert "| bs | 2 | +100.0 [" in text
 
 
 def test_compare_evals_takes_the_level_of_its_intervals(tmp_path, capsys):

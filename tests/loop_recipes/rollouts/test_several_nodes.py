@@ -57,20 +57,15 @@ def test_branches_are_shared_among_the_nodes_too():
     assert sum(share.episodes for share in shares) == request.episodes
 
 
-def test_refusals_and_losses_of_all_shares_are_told():
-    ends = [CollectionEnd("complete", 1, 0, 0, {}, 1.0, refused={name: "why"}) for name in ("a", "b")]
-    assert merge_ends(ends).refused == {"a": "why", "b": "why"}
-    lost = [LostRollout(task, 0, "server_error", "boom") for task in ("t_1", "t_2")]
-    ends = [CollectionEnd("complete", 1, 0, 0, {}, 1.0, lost=[each]) for each in lost]
-    assert merge_ends(ends).lost == lost
-
-
 def test_ends_add_up():
+    lost = [LostRollout(task, 0, "server_error", "boom") for task in ("t_1", "t_2")]
     ends = [
-        CollectionEnd("complete", 6, 0, 0, {"a": 1}, 3.0),
-        CollectionEnd("early_stop", 4, 2, 90, {"a": 1, "b": 2}, 5.0),
+        CollectionEnd("complete", 6, 0, 0, {"a": 1}, 3.0, refused={"a": "why"}, lost=lost[:1]),
+        CollectionEnd("early_stop", 4, 2, 90, {"a": 1, "b": 2}, 5.0, refused={"b": "why"}, lost=lost[1:]),
     ]
-    assert merge_ends(ends) == CollectionEnd("early_stop", 10, 2, 90, {"a": 2, "b": 2}, 5.0)
+    refused = {"a": "why", "b": "why"}
+    whole = CollectionEnd("early_stop", 10, 2, 90, {"a": 2, "b": 2}, 5.0, refused=refused, lost=lost)
+    assert merge_ends(ends) == whole
     assert merge_ends(ends[:1]) == ends[0]
 
 

@@ -154,28 +154,6 @@ def ends(root):
     return [(name, record["end"]["seconds"]) for name, record in records if "end" in record]
 
 
-async def test_an_evaluation_bounds_what_two_of_a_hundred_rollouts_could_have_made_of_it(policy, tmp_path):
-    tasks = [f"n{number}/{task}" for number in range(COPIES) for task in TARGETS["train"]]
-    expected = lost_of(tasks, 2, 2)
-    async with local_node(policy, tmp_path / "node", publish=False, environment=mixture()) as local:
-        local.vllm.speak = lambda rng: "```python\nadd(3)\nfinish()\n```"
-        whole, _ = await local.call(evaluated, local.url, tmp_path / "whole", 2)
-    async with local_node(policy, tmp_path / "other", publish=False, environment=mixture()) as local:
-        local.vllm.speak, local.vllm.fault = lambda rng: "```python\nadd(3)\nfinish()\n```", never(2)
-        score, _ = await local.call(evaluated, local.url, tmp_path / "lossy", 2)
-    print(
-        f"\n{len(score['lost'])} of 336 lost: TGC {score['success']['mean']:.2f}, bounds {score['bounds']['success']}, "
-        f"with all of them {whole['success']['mean']:.2f}"
-    )
-    assert whole["bounds"] is None
-    assert len(score["lost"]) == expected > 0
-    for name in ("success", "group_success"):
-        low, high = score["bounds"][name]
-        assert low <= whole[name]["mean"] <= high
-        assert low <= score[name]["mean"] <= high
-    assert score["bounds"]["success"][1] - score["bounds"]["success"][0] == pytest.approx(100 * expected / 336)
-
-
 async def test_one_task_of_168_that_cannot_be_brought_up_costs_about_one_attempt(policy, tmp_path, monkeypatch):
     start, attempts, broken = CounterEnvironment.start, [], []
 

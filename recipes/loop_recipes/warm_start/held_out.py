@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from loop_recipes.warm_start.demonstration import Demonstration, render
 from model_families.chat.format import ChatFormat
 
 _VALUE = re.compile(r"\b(\w+)=('[^']*'|\d+)")
+"""A literal argument in a turn's code. Quotes belong to the value, because a value that goes on is a wrong one."""
 HALF = math.log(0.5)
 
 
@@ -42,15 +43,6 @@ class HeldOut:
     greedy: dict[str, float]
 
 
-def values_of(action: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the literal arguments in a turn's code: (keyword, start, end), in characters.
-
-    Quotes belong to the value, because a value that goes on is a wrong one.
-    """
-    for match in _VALUE.finditer(action):
-        yield match[1], match.start(2), match.end(2)
-
-
 @torch.no_grad()
 def measure(
     model: LogProbDecoder, demonstrations: Sequence[Demonstration], tokens: ChatFormat, groups: Mapping[str, str]
@@ -68,9 +60,9 @@ def measure(
         for action, _ in one.steps:
             spans = tokens.spans(action)
             spoken, start = logprobs[start : start + len(spans)], start + len(spans) + 1  # and the end of the turn
-            for keyword, first, last in values_of(action):
-                inside = torch.tensor([begin < last and end > first for begin, end in spans])
-                values[keyword].append(spoken[inside].sum().exp().item())
+            for value in _VALUE.finditer(action):
+                inside = torch.tensor([begin < value.end(2) and end > value.start(2) for begin, end in spans])
+                values[value[1]].append(spoken[inside].sum().exp().item())
     return HeldOut(total / count, _means(values), _means(sampled), _means(greedy))
 
 

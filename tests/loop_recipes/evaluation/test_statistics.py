@@ -47,15 +47,6 @@ def test_rate_interval_is_not_needlessly_wide():
     assert np.mean(widths) == pytest.approx(2 * 1.96 * 0.5 / 10, rel=0.1)  # the normal interval of 100 coin flips
 
 
-def test_treating_tasks_as_independent_would_be_too_narrow():
-    """Tasks that always agree within their scenario carry the information of one."""
-    values = task_values([3, 0] * 8)
-    clustered = rate_interval(values, scenario_of)
-    independent = rate_interval(values, lambda task: task)
-    ratio = (clustered.high - clustered.low) / (independent.high - independent.low)
-    assert ratio == pytest.approx(3**0.5, rel=0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scenarios", [12, 40])
 @pytest.mark.parametrize("gain", [0.0, 0.3])

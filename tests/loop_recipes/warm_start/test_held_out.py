@@ -11,7 +11,7 @@ from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
 from loop_recipes.warm_start.demonstration import Demonstration, render
-from loop_recipes.warm_start.held_out import measure, values_of
+from loop_recipes.warm_start.held_out import measure
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
 
@@ -27,11 +27,6 @@ def tokens() -> ChatFormat:
 def demonstration(task_id: str) -> Demonstration:
     steps = ((ACTION, "Paid.\nAs a reminder\n\nTask: Pay."), (END, ""))
     return Demonstration(task_id, None, 1.0, True, (Message("user", "Task: Pay."),), steps)
-
-
-def test_values_are_the_literal_arguments():
-    found = {keyword: ACTION[first:last] for keyword, first, last in values_of(ACTION)}
-    assert found == {"amount": "37", "note": "'old bridge'"}
 
 
 def test_a_uniform_policy_has_the_chance_of_its_tokens(tokens: ChatFormat):

@@ -127,33 +127,16 @@ class PolicyLoss(nn.Module):
         weights = self.sampler_correction(logprobs.detach(), batch)
         return advantage * torch.zeros_like(advantage).scatter(0, index, weights.values), weights
 
-    def _finish(
-        self,
-        objective: Tensor,
-        log_ratio: Tensor,
-        clipped: Tensor,
-        ratio_index: Tensor,
-        token_log_ratio: Tensor,
-        logprobs: Tensor,
-        batch: StepBatch,
-        weights: Weights | None = None,
-    ) -> LossOutput:
-        loss, kl = -objective, None
-        if self.kl_coefficient > 0:
-            if batch.ref_logprobs is None:
-                raise ValueError("a KL term needs reference log-probs: set ref_logprobs on the samples")
-            difference = batch.ref_logprobs.float() - logprobs
-            kl = _mean_over_tokens(torch.exp(difference) - difference - 1.0, batch)
-            loss = loss + self.kl_coefficient * kl
-        return LossOutput(
-            per_rollout_loss=loss,
-            log_ratio=log_ratio.detach(),
-            clipped=clipped,
-            ratio_index=ratio_index,
-            token_log_ratio=token_log_ratio.detach(),
-            reference_kl=None if kl is None else kl.detach(),
-            weights=weights,
-        )
+    def _with_kl(self, output: LossOutput, logprobs: Tensor, batch: StepBatch) -> LossOutput:
+        """Return the output with the KL term, if there is one, added to its losses."""
+        if self.kl_coefficient == 0:
+            return output
+        if batch.ref_logprobs is None:
+            raise ValueError("a KL term needs reference log-probs: set ref_logprobs on the samples")
+        difference = batch.ref_logprobs.float() - logprobs
+        kl = _mean_over_tokens(torch.exp(difference) - difference - 1.0, batch)
+        loss = output.per_rollout_loss + self.kl_coefficient * kl
+        return replace(output, per_rollout_loss=loss, reference_kl=kl.detach())
 
 
 class ClippedPolicyLoss(PolicyLoss):
@@ -237,7 +220,8 @@ class ClippedPolicyLoss(PolicyLoss):
             objective = _sum_by(terms, batch.turn_rollout, rollouts) / batch.episode_turns
         else:
             objective = terms
-        return self._finish(objective, log_ratio, clipped, index, token_log_ratio, logprobs, batch, weights)
+        ratios = log_ratio.detach(), clipped, index, token_log_ratio.detach()
+        return self._with_kl(LossOutput(-objective, *ratios, weights=weights), logprobs, batch)
 
     def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``min(r A, g(A))`` and where the second was the smaller.
@@ -280,7 +264,9 @@ class Reinforce(PolicyLoss):
         advantage, weights = self._weighed(batch.advantages_of_tokens(), index, logprobs, batch)
         objective = self.of_rollouts(advantage * logprobs, batch)
         clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
-        return self._finish(objective, log_ratio, clipped, index, log_ratio, logprobs, batch, weights)
+        return self._with_kl(
+            LossOutput(-objective, log_ratio, clipped, index, log_ratio, weights=weights), logprobs, batch
+        )
 
     def of_rollouts(self, terms: Tensor, batch: StepBatch) -> Tensor:
         """Return the objective of each rollout [b] from the terms [n] of its sampled tokens."""

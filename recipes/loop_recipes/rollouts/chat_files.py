@@ -38,13 +38,12 @@ _WEIGHTS = ("weight", "loss", "train", "training", "loss_mask", "step_loss_mask"
 
 
 @dataclass(frozen=True)
-class StoredTokens:
-    """The ids [s] of a model's prompts and samples: ``spans`` are the [start, end) of sampled turns, ``messages`` the
-    place of each in its conversation, and ``logprobs`` [s] the sampler's, 0 where it did not sample."""
+class ChatTokens:
+    """The ids [s] of a conversation's sequence: ``spans`` are (message, start, end) of the turns, and ``logprobs`` [s]
+    the sampler's, 0 where it did not sample."""
 
     token_ids: list[int]
-    spans: list[tuple[int, int]]
-    messages: list[int]
+    spans: list[tuple[int, int, int]]
     logprobs: list[float]
 
 
@@ -61,7 +60,7 @@ class Chat:
     messages: list[ChatMessage]
     tools: list[dict[str, Any]] = field(default_factory=list)
     weights: Mapping[int, float] = field(default_factory=dict)
-    tokens: tuple[StoredTokens, ...] = ()
+    tokens: tuple[ChatTokens, ...] = ()
     in_part: bool = False
     reward: float = 1.0
     unread: frozenset[str] = frozenset()
@@ -193,7 +192,7 @@ def _weight(where: str, message: Mapping[str, Any]) -> float:
 def _read_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
     """Read a trajectory. A step whose prompt does not go on from the ids before it begins another sequence."""
     messages: list[ChatMessage] = []
-    stored: list[StoredTokens] = []
+    stored: list[ChatTokens] = []
     weights: dict[int, float] = {}
     without = 0
     for number, step in enumerate(objects_in(record, "steps")):
@@ -216,9 +215,7 @@ def _read_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
     return Chat(place, messages, tools, weights, tokens, bool(without and stored))
 
 
-def _add_tokens(
-    where: str, stored: list[StoredTokens], place: int, metrics: Mapping[str, Any], vocabulary: int
-) -> None:
+def _add_tokens(where: str, stored: list[ChatTokens], place: int, metrics: Mapping[str, Any], vocabulary: int) -> None:
     """Add a step's ids to the sequence that its prompt goes on from, or as another one."""
     prompt, sampled = (_ids(where, metrics, key, vocabulary) for key in ("prompt_token_ids", "completion_token_ids"))
     logprobs = _logprobs(where, metrics) or [0.0] * len(sampled)
@@ -226,13 +223,13 @@ def _add_tokens(
         raise ValueError(f"{where}: {len(sampled)} completion_token_ids and {len(logprobs)} logprobs")
     before = stored[-1] if stored else None
     if before is None or prompt[: len(before.token_ids)] != before.token_ids:
-        before = StoredTokens([], [], [], [])
+        before = ChatTokens([], [], [])
     else:
         stored.pop()
     ids = [*prompt, *sampled]
     blank = [0.0] * (len(prompt) - len(before.token_ids))
-    spans, places = [*before.spans, (len(prompt), len(ids))], [*before.messages, place]
-    stored.append(StoredTokens(ids, spans, places, [*before.logprobs, *blank, *logprobs]))
+    spans = [*before.spans, (place, len(prompt), len(ids))]
+    stored.append(ChatTokens(ids, spans, [*before.logprobs, *blank, *logprobs]))
 
 
 # verifiers
@@ -266,8 +263,8 @@ def _read_path(
     place: str, trace: Mapping[str, Any], path: Sequence[int], seen: set[int], reward: float, vocabulary: int
 ) -> Chat:
     nodes = trace["nodes"]
-    messages, weights, spans, places = list[ChatMessage](), dict[int, float](), list[tuple[int, int]](), list[int]()
-    ids, logprobs = list[int](), list[float]()
+    messages, weights = list[ChatMessage](), dict[int, float]()
+    ids, spans, logprobs = list[int](), list[tuple[int, int, int]](), list[float]()
     known, without = True, 0
     for number in path:
         node = nodes[number]
@@ -292,12 +289,11 @@ def _read_path(
             sampled = learned and own > 0
             logprobs = [*logprobs, *[0.0] * (len(node_ids) - own), *(own_logprobs if sampled else [0.0] * own)]
             if sampled:
-                spans.append((start, len(ids)))
-                places.append(len(messages))
+                spans.append((len(messages), start, len(ids)))
         without += learned and not (known and own > 0)
         messages.append(message)
     tools = read_tools(nodes[path[0]]) or read_tools(trace)
-    tokens = (StoredTokens(ids, spans, places, logprobs),) if spans and not without else ()
+    tokens = (ChatTokens(ids, spans, logprobs),) if spans and not without else ()
     return Chat(place, messages, tools, weights, tokens, bool(spans and without), reward)
 
 

@@ -17,7 +17,7 @@ from loop_formats.ids import rollout_id, segment_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
-from loop_recipes.rollouts.chat_files import Chat, read_chats
+from loop_recipes.rollouts.chat_files import Chat, ChatTokens, read_chats
 from model_families.chat.format import ChatFormat
 from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, ChatMessage, split_thought
 
@@ -29,8 +29,6 @@ _TEMPLATE_MARKS = re.compile(
     r"<[|｜](?:im_|end|eo|begin|start|return|user|assistant|system|tool|User|Assistant)[\w▁]*[|｜]>"
     r"|</s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>|<turn\|>|<\|turn>"
 )
-_Written = tuple[list[int], list[tuple[int, int, int]]]
-"""The ids of a sequence, and (message, start, end) of its turns."""
 
 
 @dataclass
@@ -200,21 +198,15 @@ def _rollouts(
     chat: Chat, tokens: ChatFormat, learned: Collection[int], task: str, index: int, dataset: str, collection: str
 ) -> list[Rollout]:
     """Make the sequences of a conversation that have one of the ``learned`` turns."""
-    written: list[tuple[list[int], list[tuple[int, int, int]], list[float]]]
-    if chat.tokens:
-        places = [[(p, *span) for p, span in zip(each.messages, each.spans, strict=True)] for each in chat.tokens]
-        written = [(each.token_ids, own, each.logprobs) for each, own in zip(chat.tokens, places, strict=True)]
-    else:
-        written = [(ids, own, [0.0] * len(ids)) for ids, own in _sequences(chat, tokens)]
     used = [
-        (ids, logprobs, own)
-        for ids, spans, logprobs in written
-        if (own := [each for each in spans if each[0] in learned])
+        (sequence, own)
+        for sequence in chat.tokens or _sequences(chat, tokens)
+        if (own := [span for span in sequence.spans if span[0] in learned])
     ]
     name = rollout_id(collection, task, index, 0)
     messages = [*_record(chat)]
     rollouts = []
-    for segment, (ids, logprobs, own) in enumerate(used):
+    for segment, (sequence, own) in enumerate(used):
         weights = [chat.weights.get(message, 1.0) for message, _, _ in own]
         rollout = Rollout.written(
             name,
@@ -222,12 +214,12 @@ def _rollouts(
             task_id=task,
             dataset=dataset,
             server=SERVER,
-            token_ids=ids,
+            token_ids=sequence.token_ids,
             spans=own,
             messages=messages,
             reward=chat.reward,
             success=chat.reward >= 1.0,
-            logprobs=logprobs,
+            logprobs=sequence.logprobs,
             extra={"place": chat.place} | ({"weights": weights} if {*weights} != {1.0} else {}),
             episode_id=name,
             index=index,
@@ -239,7 +231,7 @@ def _rollouts(
     return rollouts
 
 
-def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
+def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[ChatTokens]:
     """Yield the conversation in the model's form: one sequence, or several where the form drops earlier text."""
     spoken = chat.messages if tokens.thinks else [replace(message, reasoning="") for message in chat.messages]
     messages = _one_system(spoken)
@@ -256,7 +248,7 @@ def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
             further = tokens.extension(ids[:start], ids[start:], since, chat.tools) if spans else None
             if further is None:
                 if spans:
-                    yield ids, spans
+                    yield ChatTokens(ids, spans, [0.0] * len(ids))
                 ids, spans = tokens.opening(messages[:number], chat.tools), []
             else:
                 ids = ids + further
@@ -269,7 +261,7 @@ def _sequences(chat: Chat, tokens: ChatFormat) -> Iterator[_Written]:
     except ValueError as error:
         begins = "the chat template has no form for a conversation that begins with an answer"
         raise ValueError(f"{chat.place}: messages[{number + shift}]: {error if number else begins}") from error
-    yield ids, spans
+    yield ChatTokens(ids, spans, [0.0] * len(ids))
 
 
 def _one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -312,7 +304,7 @@ def _record(chat: Chat) -> Iterator[dict[str, str]]:
 def _as_written(chat: Chat, tokens: ChatFormat) -> bool:
     """Return whether a conversation's stored ids are the ids that its texts encode to."""
     try:
-        written = [ids for ids, _ in _sequences(chat, tokens)]
+        written = [each.token_ids for each in _sequences(chat, tokens)]
     except ValueError:
         return False
     stored = [each.token_ids for each in chat.tokens]

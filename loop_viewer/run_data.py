@@ -29,7 +29,7 @@ from loop_viewer.run_head import ListedCollection, run_head
 from loop_viewer.run_lines import read_numbers, read_statistics, turn_value
 from loop_viewer.run_record import result_of, settings_of, starts_of
 from loop_viewer.sequences import thread_of
-from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, json_object, sound_lines
+from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, sound_lines
 from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
 TokenizerReader = Callable[[Path], Any]
@@ -94,12 +94,7 @@ class RunData:
         if not self._find_logs() and not read_numbers(self.path, damage):
             nothing = f"{path} holds no run: neither collections/*.jsonl nor metrics.jsonl{run_meant(path)}"
             raise ValueError(first_of(damage) if damage else nothing)
-        ids = (
-            sound_lines(self.path, "rollout", lambda text: json_object(text)["rollout_id"], [])
-            if path.is_file()
-            else ()
-        )
-        if path.is_file() and not any(rollout_id is not None for _, rollout_id in ids):
+        if path.is_file() and not any(rollout for _, rollout in sound_lines(path, "rollout", read_listed, [])):
             raise ValueError(f"{path} is not a log of rollouts")
         folder = model or self._model_folder()
         known = folder is not None and (model is not None or (folder / "tokenizer.json").is_file())

@@ -147,11 +147,8 @@ class WarmStartRecipe:
         return result_of(demonstration.collect(pool, scripts, self._config.demonstrations.at_once))
 
     def _setup_model(self) -> None:
-        numbers = asdict(self._config.model)
-        sharpness = numbers.pop("sharpness")
-        self._architecture = tiny_model.Architecture(vocab_size=self._tokens.vocab_size, **numbers)
-        decoder = tiny_model.build(self._architecture)
-        tiny_model.initialise(decoder, self._architecture, self._config.seed, sharpness)
+        decoder = tiny_model.build(self._config.model, self._tokens.vocab_size)
+        tiny_model.initialise(decoder, self._config.model, self._config.seed)
         self._model = LogProbDecoder(decoder, FullLogProbs())
 
     def _setup_optimizers(self) -> None:
@@ -256,7 +253,7 @@ class WarmStartRecipe:
 
     def _write_policy(self, folder: Path) -> None:
         marks = {"pad_id": self._tokens.pad_id, "stop_id": self._tokens.turn_end}
-        tiny_model.save(self._model, self._architecture, folder, **marks)
+        tiny_model.save(self._model, self._config.model, folder, **marks)
         for name in ("tokenizer.json", "tokenizer_config.json", CODE):
             (folder / name).write_bytes((self._cache / name).read_bytes())
 

@@ -84,6 +84,10 @@ class TinyModelConfig:
     sharpness: float
     """Sharpness of the first layer's look-back heads before training: ``tiny_model.look_back``."""
 
+    @property
+    def head_dim(self) -> int:
+        return self.embed_dim // self.num_heads
+
     def __post_init__(self) -> None:
         fits = self.embed_dim % (2 * self.num_heads) == 0
         require(fits, f"embed_dim is {self.embed_dim}; it must be a multiple of 2 num_heads = {2 * self.num_heads}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,29 +20,13 @@ from torchtune.models.qwen2 import qwen2
 from torchtune.models.qwen2._convert_weights import qwen2_tune_to_hf
 from torchtune.modules import TransformerDecoder
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """The numbers of a Qwen2 decoder with tied embeddings; the arguments of :func:`torchtune.models.qwen2.qwen2`."""
-
-    vocab_size: int
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    embed_dim: int = 128
-    intermediate_dim: int = 384
-    max_seq_len: int = 4096
-    norm_eps: float = 1e-6
-    rope_base: float = 1e8
-
-    @property
-    def head_dim(self) -> int:
-        return self.embed_dim // self.num_heads
+from loop_recipes.warm_start.config import TinyModelConfig
 
 
-def build(architecture: Architecture) -> TransformerDecoder:
+def build(config: TinyModelConfig, vocab_size: int) -> TransformerDecoder:
     """Build a torchtune Qwen2 decoder with tied embeddings; its weights are torchtune's initial ones."""
-    return qwen2(**asdict(architecture), tie_word_embeddings=True)
+    numbers = {name: value for name, value in asdict(config).items() if name != "sharpness"}
+    return qwen2(vocab_size=vocab_size, **numbers, tie_word_embeddings=True)
 
 
 EMBEDDING_STD = 0.1
@@ -51,10 +35,10 @@ SLOW_FREQUENCY = 1.5e-3
 
 
 @torch.no_grad()
-def initialise(model: TransformerDecoder, architecture: Architecture, seed: int, sharpness: float) -> None:
+def initialise(model: TransformerDecoder, config: TinyModelConfig, seed: int) -> None:
     """Draw random weights (0.02; embeddings 0.1, which outlast AdamW's first steps), then set the look-back start."""
     generator = torch.Generator().manual_seed(seed)
-    residual_std = 0.02 / math.sqrt(2 * architecture.num_layers)
+    residual_std = 0.02 / math.sqrt(2 * config.num_layers)
     for name, parameter in model.named_parameters():
         if name.startswith("tok_embeddings"):
             parameter.normal_(0.0, EMBEDDING_STD, generator=generator)
@@ -65,14 +49,12 @@ def initialise(model: TransformerDecoder, architecture: Architecture, seed: int,
             parameter.zero_()
         else:
             parameter.fill_(1.0)
-    look_back(model, architecture, sharpness, generator)
-    match_and_copy(model, architecture, generator)
+    look_back(model, config, generator)
+    match_and_copy(model, config, generator)
 
 
 @torch.no_grad()
-def look_back(
-    model: TransformerDecoder, architecture: Architecture, sharpness: float, generator: torch.Generator
-) -> None:
+def look_back(model: TransformerDecoder, config: TinyModelConfig, generator: torch.Generator) -> None:
     """Make head ``h`` of layer 0 attend ``h + 1`` tokens back, whatever the tokens are, and write down that token.
 
     RoPE turns dimension pair ``f`` of a query at position i and a key at position j by i*w_f and j*w_f. With a key bias
@@ -81,15 +63,15 @@ def look_back(
     off the gap costs about 0.6 * sharpness in the attention logit. Each head adds its token to the residual stream in a
     subspace of its own, half as long as the token's embedding.
     """
-    head_dim = architecture.head_dim
+    head_dim = config.head_dim
     half = head_dim // 2
     frequencies = model.layers[0].attn.pos_embeddings.theta
-    length = math.sqrt(sharpness * math.sqrt(head_dim))
+    length = math.sqrt(config.sharpness * math.sqrt(head_dim))
     attention = model.layers[0].attn
-    key = attention.k_proj.bias.view(architecture.num_kv_heads, head_dim)
-    query = attention.q_proj.bias.view(architecture.num_heads, head_dim)
+    key = attention.k_proj.bias.view(config.num_kv_heads, head_dim)
+    query = attention.q_proj.bias.view(config.num_heads, head_dim)
     key[:, :half] = length
-    for head in range(architecture.num_heads):
+    for head in range(config.num_heads):
         angle = -(head + 1) * frequencies
         query[head, :half] = length * angle.cos()
         query[head, half:] = length * angle.sin()
@@ -100,7 +82,7 @@ def look_back(
 
 
 @torch.no_grad()
-def match_and_copy(model: TransformerDecoder, architecture: Architecture, generator: torch.Generator) -> None:
+def match_and_copy(model: TransformerDecoder, config: TinyModelConfig, generator: torch.Generator) -> None:
     """Make every layer above the first copy the token it attends to, and attend by the tokens before.
 
     Keys are the outputs of layer 0's heads 0 and 1 (the token one back, the token two back), one of them for each half
@@ -110,7 +92,7 @@ def match_and_copy(model: TransformerDecoder, architecture: Architecture, genera
     ``amount=``), and with keys and values in place each wrong guess says directly where to look. Only the slow
     dimension pairs of RoPE are used, those that turn little over an episode.
     """
-    head_dim, heads, groups = architecture.head_dim, architecture.num_heads, architecture.num_kv_heads
+    head_dim, heads, groups = config.head_dim, config.num_heads, config.num_kv_heads
     below = model.layers[0].attn
     slow = (below.pos_embeddings.theta < SLOW_FREQUENCY).nonzero().flatten()
     rows = torch.cat([slow, slow + head_dim // 2])
@@ -131,20 +113,20 @@ def match_and_copy(model: TransformerDecoder, architecture: Architecture, genera
         query[rows] = MATCH_GAIN * (present if head < heads / 2 else one_back)
 
 
-def hf_config(architecture: Architecture, pad_id: int, stop_id: int) -> dict[str, object]:
+def hf_config(config: TinyModelConfig, vocab_size: int, pad_id: int, stop_id: int) -> dict[str, object]:
     """Return the content of config.json that transformers and vLLM need to build the same model."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "vocab_size": architecture.vocab_size,
-        "hidden_size": architecture.embed_dim,
-        "intermediate_size": architecture.intermediate_dim,
-        "num_hidden_layers": architecture.num_layers,
-        "num_attention_heads": architecture.num_heads,
-        "num_key_value_heads": architecture.num_kv_heads,
-        "max_position_embeddings": architecture.max_seq_len,
-        "rms_norm_eps": architecture.norm_eps,
-        "rope_theta": architecture.rope_base,
+        "vocab_size": vocab_size,
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.intermediate_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_base,
         "tie_word_embeddings": True,
         "hidden_act": "silu",
         "attention_dropout": 0.0,
@@ -158,7 +140,7 @@ def hf_config(architecture: Architecture, pad_id: int, stop_id: int) -> dict[str
     }
 
 
-def save(model: TransformerDecoder, architecture: Architecture, folder: Path, pad_id: int, stop_id: int) -> None:
+def save(model: TransformerDecoder, config: TinyModelConfig, folder: Path, pad_id: int, stop_id: int) -> None:
     """Write config.json, generation_config.json and model.safetensors (bf16, tied head left out) into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: weight for name, weight in model.state_dict().items() if not name.startswith("output.")}
@@ -168,7 +150,7 @@ def save(model: TransformerDecoder, architecture: Architecture, folder: Path, pa
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     generation = {"bos_token_id": pad_id, "eos_token_id": [stop_id, pad_id], "pad_token_id": pad_id, "do_sample": True}
     for name, content in (
-        ("config.json", hf_config(architecture, pad_id, stop_id)),
+        ("config.json", hf_config(config, model.tok_embeddings.num_embeddings, pad_id, stop_id)),
         ("generation_config.json", generation),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")

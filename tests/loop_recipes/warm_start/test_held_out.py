@@ -10,6 +10,7 @@ from loop_recipes.engine.decoder import attach_head
 from loop_recipes.engine.logprobs import FullLogProbs
 from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model
+from loop_recipes.warm_start.config import TinyModelConfig
 from loop_recipes.warm_start.demonstration import Demonstration, render
 from loop_recipes.warm_start.held_out import measure
 from model_families.chat import open_chat
@@ -31,8 +32,8 @@ def demonstration(task_id: str) -> Demonstration:
 
 def test_a_uniform_policy_has_the_chance_of_its_tokens(tokens: ChatFormat):
     """With all embeddings zero every token has probability 1/v, so every figure is a count of tokens."""
-    architecture = tiny_model.Architecture(vocab_size=tokens.vocab_size, num_layers=1, max_seq_len=512)
-    decoder = tiny_model.build(architecture)
+    config = TinyModelConfig(1, 4, 2, 128, 384, max_seq_len=512, norm_eps=1e-6, rope_base=1e8, sharpness=12.0)
+    decoder = tiny_model.build(config, tokens.vocab_size)
     with torch.no_grad():
         decoder.tok_embeddings.weight.zero_()
     one, other = demonstration("a_1"), demonstration("b_1")

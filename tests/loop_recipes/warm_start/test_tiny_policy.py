@@ -18,6 +18,7 @@ from loop_recipes.paths import loop_package
 from loop_recipes.warm_start import tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.appworld import draw_scripts, quoting, texts, with_other_names
 from loop_recipes.warm_start.batches import collate, copy_batches, demonstration_batches
+from loop_recipes.warm_start.config import TinyModelConfig
 from loop_recipes.warm_start.demonstration import Demonstration, render
 from model_families.chat import open_chat
 from model_families.chat.format import ChatFormat
@@ -28,7 +29,8 @@ TABLES = texts_beside(__file__)
 POLICY = loop_package("tiny_policy")
 TASK = "My name is: Pimi Dirim. My personal email is pimi.dirim@example.com and phone number is 5559780032.\nTask: Pay."
 REMINDER = f"\nAs a reminder\n\n{TASK}"
-SMALL = tiny_model.Architecture(vocab_size=300, max_seq_len=512)
+VOCABULARY = 300
+SMALL = TinyModelConfig(4, 4, 2, 128, 384, max_seq_len=512, norm_eps=1e-6, rope_base=1e8, sharpness=12.0)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,8 @@ def demonstration() -> Demonstration:
 
 
 def new_model(seed: int = 0):
-    model = tiny_model.build(SMALL)
-    tiny_model.initialise(model, SMALL, seed, sharpness=12.0)
+    model = tiny_model.build(SMALL, VOCABULARY)
+    tiny_model.initialise(model, SMALL, seed)
     return model
 
 
@@ -66,7 +68,7 @@ def new_model(seed: int = 0):
 def test_heads_of_layer_0_look_one_to_four_tokens_back():
     model = new_model()
     layer = model.layers[0]
-    token_ids = torch.randint(SMALL.vocab_size, (1, 60), generator=torch.Generator().manual_seed(1))
+    token_ids = torch.randint(VOCABULARY, (1, 60), generator=torch.Generator().manual_seed(1))
     hidden = layer.sa_norm(model.tok_embeddings(token_ids))
     attention = layer.attn
     query = attention.pos_embeddings(attention.q_proj(hidden).view(1, 60, SMALL.num_heads, SMALL.head_dim))
@@ -83,7 +85,7 @@ def test_the_start_already_copies_what_stood_there_before():
     """Before any training a repeated random stream is guessed better than by chance, and not without the start."""
 
     def loss(model) -> float:
-        (batch,) = copy_batches(1, 1024, SMALL.vocab_size, pad_id=0, seed=3)
+        (batch,) = copy_batches(1, 1024, VOCABULARY, pad_id=0, seed=3)
         outputs = attach_head(model, FullLogProbs())(batch.tokens, rows=batch.rows, targets=batch.targets)
         return -outputs.logprobs.mean().item()
 
@@ -91,7 +93,7 @@ def test_the_start_already_copies_what_stood_there_before():
     for attention in (plain.layers[0].attn, plain.layers[1].attn):
         for parameter in attention.parameters():
             parameter.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
-    assert loss(new_model()) < math.log(SMALL.vocab_size) - 0.7 < loss(plain)
+    assert loss(new_model()) < math.log(VOCABULARY) - 0.7 < loss(plain)
 
 
 @torch.no_grad()
@@ -101,7 +103,7 @@ def test_the_saved_model_is_the_same_function_in_transformers(tmp_path: Path):
         parameter.copy_(parameter.bfloat16())  # as the file has them
     tiny_model.save(model, SMALL, tmp_path, pad_id=1, stop_id=2)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    token_ids = torch.randint(SMALL.vocab_size, (2, 300), generator=torch.Generator().manual_seed(0))
+    token_ids = torch.randint(VOCABULARY, (2, 300), generator=torch.Generator().manual_seed(0))
     assert (theirs(token_ids).logits - model.eval()(token_ids)).abs().max() < 1e-4
 
 

@@ -49,8 +49,9 @@ _BESIDE = (
     "chat_template.jinja",
     "generation_config.json",
     "own_tokenizer.py",
+    "additional_chat_templates",
 )
-"""Files of a base model's folder that define its tokenizer, chat template and sampling."""
+"""Files and folders of a base model's folder that define its tokenizer, chat template and sampling."""
 UNTRAINED = "policy-v0000"
 """The version that a run begins with."""
 
@@ -117,11 +118,9 @@ def export(run: Path, config: ExportConfig) -> Exported:
         if config.merge is None:
             for name in ADAPTER_FILES:
                 shutil.copyfile(adapter / name, partial / name)
-            for name in _BESIDE:
-                if (base_folder / name).is_file():
-                    shutil.copyfile(base_folder / name, partial / name)
-            if (templates := base_folder / "additional_chat_templates").is_dir():
-                copy_folder(templates, partial / templates.name)
+            for path in (base_folder / name for name in _BESIDE):
+                if path.exists():
+                    (copy_folder if path.is_dir() else shutil.copyfile)(path, partial / path.name)
         else:
             check = _merged(run, conf, config, adapter, partial)
         notes = _same_ids(base_folder, partial)

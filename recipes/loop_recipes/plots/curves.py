@@ -86,14 +86,9 @@ class Curve:
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (iterations [i], values [runs, i]) of a key; NaN where a run has none."""
-        known = sorted({line["iteration"] for run in self.runs for line in run if _number(line.get(key))})
-        columns = {iteration: column for column, iteration in enumerate(known)}
-        values = np.full((len(self.runs), len(known)), np.nan)
-        for row, run in enumerate(self.runs):
-            for line in run:
-                if _number(line.get(key)):
-                    values[row, columns[line["iteration"]]] = line[key]
-        return np.array(known), values
+        rows = [{line["iteration"]: line[key] for line in run if _number(line.get(key))} for run in self.runs]
+        known = sorted(set().union(*rows))
+        return np.array(known), np.array([[row.get(each, np.nan) for each in known] for row in rows], dtype=float)
 
 
 def parse_curves(texts: Sequence[str]) -> list[Curve]:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from agent_environments.agent_turns import AgentTurn, agent_turns
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.grouping import grouped
 
 SCHEMA_VERSION = 2
 
@@ -318,9 +319,7 @@ class Failure:
 
 def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
     """Return the sequences of each episode together, in their order; episodes in the order of their first sequences."""
-    episodes: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        episodes.setdefault(rollout.episode_id, []).append(rollout)
+    episodes = grouped((rollout.episode_id, rollout) for rollout in rollouts)
     return [sorted(segments, key=lambda rollout: rollout.segment) for segments in episodes.values()]
 
 

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, Validati
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails, to_json
 
+from loop_plumbing.grouping import grouped
 from loop_plumbing.names import did_you_mean, folded, nearest, similar_names
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -160,9 +161,7 @@ def keys_meant(section: type, data: object, name: str) -> list[str]:
     """Return the keys, at most three, that ``name`` may stand for: of ``section``, of the sections within it, or of
     ``data``, a config of it."""
     paths = [*dict.fromkeys([*_paths_of(data), *_paths_in(section)])]
-    by_name: dict[str, list[str]] = {}
-    for path in paths:
-        by_name.setdefault(path.rpartition(".")[2], []).append(path)
+    by_name = grouped((path.rpartition(".")[2], path) for path in paths)
     if exact := [path for path in paths if folded(name) in (folded(path), folded(path.rpartition(".")[2]))]:
         return exact[:1]
     own = [*fields_of(section)]

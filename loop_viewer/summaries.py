@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -13,6 +12,7 @@ import msgspec
 
 from loop_formats.ids import CollectionName
 from loop_formats.rollout import BranchOf
+from loop_plumbing.grouping import grouped
 
 ASKS_CHARACTERS = 160
 
@@ -142,10 +142,7 @@ def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:
 def episodes(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one entry for each episode: the entry of its first sequence, but with the turns, tokens and so on of all
     its sequences, and their ``cursors``."""
-    by_episode: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for entry in summaries:
-        by_episode[entry["episode"]].append(entry)
-    return [_whole(sequences) for sequences in by_episode.values()]
+    return [_whole(sequences) for sequences in grouped((entry["episode"], entry) for entry in summaries).values()]
 
 
 def _whole(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from loop_plumbing.grouping import grouped
 from loop_plumbing.sanitize import sanitize
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
@@ -40,10 +41,7 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
             for entry in entries:
                 yield from _rollout(run.rollout(name, entry["cursor"]))
             continue
-        tasks: dict[str, list[dict[str, Any]]] = {}
-        for entry in first:
-            tasks.setdefault(entry["task"], []).append(entry)
-        for name_of_task, group in sorted(tasks.items()):
+        for name_of_task, group in sorted(grouped((entry["task"], entry) for entry in first).items()):
             yield f"{sanitize(name_of_task)}: {_figures(group)}"
             yield f"    {sanitize(group[0]['asks'], 72)}"
     if damage:

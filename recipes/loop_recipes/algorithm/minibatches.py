@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from loop_formats.schema import require
+from loop_plumbing.grouping import grouped
 from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.config.loop_config import UpdateConfig
 from loop_recipes.engine.batching import StepBatch
@@ -41,10 +42,7 @@ def minibatches(
 
 def minibatch_units(samples: Sequence[CreditedSample]) -> list[list[CreditedSample]]:
     """Return the preference pairs and single episodes among the samples, in the order of their first."""
-    units: dict[str, list[CreditedSample]] = {}
-    for sample in samples:
-        units.setdefault(sample.pair or sample.episode, []).append(sample)
-    return list(units.values())
+    return list(grouped((sample.pair or sample.episode, sample) for sample in samples).values())
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from loop_formats.schema import Count, NotNegative, Positive
+from loop_plumbing.grouping import grouped
 from loop_recipes.algorithm.losses import LogLikelihood, PairComparison
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
@@ -99,12 +100,9 @@ class PreferenceLoss(LogLikelihood):
         Raises:
             ValueError: a sample without the other one of its pair.
         """
-        pairs: dict[str, list[ScoredSample]] = {}
-        for sample in samples:
-            pairs.setdefault(sample.pair, []).append(sample)
         weights: dict[str, Tensor] = {}
         margins, likelihood_losses = [], []
-        for name, members in pairs.items():
+        for name, members in grouped((sample.pair, sample) for sample in samples).items():
             sides = episodes(members)
             if not name or sorted(side[0].advantage for side in sides) != [-1.0, 1.0]:
                 raise ValueError(f"rollout {members[0].rollout_id} must be in a pair: one chosen rollout, one rejected")

@@ -32,6 +32,7 @@ from loop_formats.ids import evaluation_id, replay_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import append_to, to_json, writing
 from loop_plumbing import running_time
+from loop_plumbing.grouping import grouped
 from loop_recipes.evaluation.config import PolicyUnderTest, SamplingConfig
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.fingerprint import differing
@@ -188,7 +189,7 @@ class ResultStore:
         }
         if not elsewhere:
             return cell.request
-        only = _by_task([each for each in cell.expected if each not in elsewhere])
+        only = grouped(each for each in cell.expected if each not in elsewhere)
         return replace(cell.request, id=replay_id(cell.request.id, json.dumps(only)), tasks=list(only), only=only)
 
     def times_lost(self, cell: Cell) -> int:
@@ -207,14 +208,6 @@ class ResultStore:
                     changed = ", ".join(differing(was, cell.fingerprint))
                     lines.append(f"{cell.label}: {count} earlier results, since which changed: {changed}")
         return lines
-
-
-def _by_task(attempts: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
-    """Return task -> its runs among (task, run), in their order."""
-    only: dict[str, list[int]] = {}
-    for task, run in attempts:
-        only.setdefault(task, []).append(run)
-    return only
 
 
 class Nodes(Protocol):
@@ -277,7 +270,7 @@ def run_cells(
 def _missing_again(cell: Cell, store: ResultStore, number: int) -> CollectionRequest:
     """Return a request for the cell's missing attempts, with their seeds; ``number`` counts such requests from 1 since
     this start of the evaluation."""
-    only = _by_task(store.missing(cell))
+    only = grouped(store.missing(cell))
     protocol = json.dumps([only, store.times_lost(cell), number])
     request_id = replay_id(cell.request.id, protocol)
     return replace(cell.request, id=request_id, tasks=list(only), only=only, attempts=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
+from loop_plumbing.grouping import grouped
 from loop_recipes.evaluation.groups import (
     GroupDifference,
     compare_groups,
@@ -59,11 +60,9 @@ def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> lis
     Raises:
         ValueError: an evaluation lacks a policy, or has other tasks or numbers of runs.
     """
-    by_policy: dict[tuple[str, str], list[NamedResults]] = {}
     alone = all(len({item.sampling for item in each}) == len(each) for each in evaluations)
-    for each in evaluations:
-        for item in each:
-            by_policy.setdefault(("" if alone else f"/{item.name}", item.sampling), []).append(item)
+    every = [item for each in evaluations for item in each]
+    by_policy = grouped((("" if alone else f"/{item.name}", item.sampling), item) for item in every)
     pooled = []
     for (name, sampling), items in by_policy.items():
         if len(items) < len(evaluations):
@@ -160,12 +159,9 @@ def compare_with_first(
     **bootstrap: Any,
 ) -> list[Comparison]:
     """Compare, for every way of sampling, the first policy that used it with each other one."""
-    samplings: dict[str, list[NamedResults]] = {}
-    for entry in scores:
-        samplings.setdefault(entry.sampling, []).append(entry)
     return [
         compare(first, other, groups, environment, **bootstrap)
-        for first, *others in samplings.values()
+        for first, *others in grouped((entry.sampling, entry) for entry in scores).values()
         for other in others
     ]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.schema import require
+from loop_plumbing.grouping import grouped
 from loop_recipes.evaluation.scores import NamedResults, TaskResult, reward_rates, task_success
 from loop_recipes.evaluation.statistics import ClusterOf, Difference, Interval, paired_difference, rate_interval
 from loop_recipes.evaluation.tables import Table
@@ -47,10 +48,7 @@ def task_groups(
     Raises:
         ConfigError: a pattern that no task matches, or a group with the name of an environment.
     """
-    groups: dict[str, list[str]] = {}
-    for task in tasks:
-        if name := environment.environment_of(task):
-            groups.setdefault(name, []).append(task)
+    groups = grouped((name, task) for task in tasks if (name := environment.environment_of(task)))
     for name, pattern in patterns.items():
         require(name not in groups and name != ALL, f"groups.{name}: there is a group of this name without it")
         groups[name] = [task for task in tasks if fnmatchcase(task, pattern)]

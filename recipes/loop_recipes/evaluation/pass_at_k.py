@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loop_plumbing.grouping import grouped
 from loop_recipes.evaluation.statistics import ClusterOf, Interval, rate_interval
 
 MOST_IN_A_ROW = 8
@@ -48,10 +49,7 @@ def passes(runs: Sequence[Mapping[str, bool]], cluster_of: ClusterOf, **bootstra
         cluster_of: task id -> its group.
         bootstrap: as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
     """
-    counts: dict[str, list[bool]] = {}
-    for run in runs:
-        for task, solved in run.items():
-            counts.setdefault(task, []).append(solved)
+    counts = grouped(item for run in runs for item in run.items())
     most = max(map(len, counts.values()), default=0)
     scores = []
     for k in chosen_k(most) if most > 1 else ():

@@ -19,6 +19,7 @@ from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.rollout import Rollout, sequence_texts
+from loop_plumbing.grouping import grouped
 from loop_recipes.evaluation.pass_at_k import PassAtK, passes
 from loop_recipes.evaluation.statistics import Interval, rate_interval
 
@@ -204,10 +205,7 @@ def task_means(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     Args:
         values: (task id, value) of each rollout.
     """
-    by_task: dict[str, list[float]] = {}
-    for task, value in values:
-        by_task.setdefault(task, []).append(value)
-    return {task: statistics.fmean(each) for task, each in by_task.items()}
+    return {task: statistics.fmean(each) for task, each in grouped(values).items()}
 
 
 def success_rates(runs: Sequence[Mapping[str, bool]]) -> dict[str, float]:
@@ -232,9 +230,7 @@ def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = D
     of its group.
     """
     shares = success_rates(runs)
-    groups: dict[str, list[str]] = {}
-    for task in shares:
-        groups.setdefault(environment.group_of(task), []).append(task)
+    groups = grouped((environment.group_of(task), task) for task in shares)
     return {
         group: statistics.fmean(
             math.prod(run.get(task, shares[task]) for task in tasks) for run in runs if not run.keys().isdisjoint(tasks)

@@ -17,6 +17,7 @@ from loop_formats.ids import rollout_id, segment_id
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.grouping import grouped
 from loop_recipes.rollouts.chat_files import Chat, ChatTokens, read_chats
 from model_families.chat.format import ChatFormat
 from model_families.chat.messages import THOUGHT_CLOSES, THOUGHT_OPENS, ChatMessage, split_thought
@@ -172,10 +173,7 @@ def _held_out(chats: Mapping[int, Chat], share: float) -> set[int]:
 
 
 def _grouped(chats: Mapping[int, Chat], whole: bool) -> dict[bytes, list[int]]:
-    groups: dict[bytes, list[int]] = {}
-    for number, chat in chats.items():
-        groups.setdefault(_asked(chat, whole), []).append(number)
-    return groups
+    return grouped((_asked(chat, whole), number) for number, chat in chats.items())
 
 
 def _learned(chat: Chat, tokens: ChatFormat, turns: str) -> set[int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.grouping import grouped
 from loop_recipes.rollouts.task_sampler import NOBODY, TaskSampler
 
 
@@ -34,9 +34,7 @@ class MixedTaskSampler:
         environment: Description = DEFAULT_DESCRIPTION,
     ) -> None:
         self._environment = environment
-        by_environment: dict[str, list[str]] = defaultdict(list)
-        for task in sorted(tasks):
-            by_environment[environment.environment_of(task)].append(task)
+        by_environment = grouped((environment.environment_of(task), task) for task in sorted(tasks))
         with raised_as(ValueError, "environments."):
             environment.check_environments(shares, tasks)
         weights = {name: shares.get(name, 1.0) for name in by_environment}

@@ -7,7 +7,7 @@ summary stay in memory, so the viewer can show a run of many gigabytes.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -25,6 +25,7 @@ from loop_formats.places import run_meant
 from loop_formats.run_files import find_logs, node_address, to_json, write_whole
 from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, statistics_files
 from loop_formats.turn_values import values_file
+from loop_plumbing.grouping import grouped
 from loop_viewer.run_head import ListedCollection, run_head
 from loop_viewer.run_lines import read_numbers, read_statistics, turn_value
 from loop_viewer.run_record import result_of, settings_of, starts_of
@@ -191,21 +192,14 @@ class RunData:
         log = self._logs[collection]
         self._read_on(log)
         statistics, notes = self._statistics(collection), self.notes()
-        groups: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-        for entry in log.summaries:
-            if entry["segment"] == 0:
-                groups[group_of(entry)].append(entry["reward"])
+        groups = grouped((group_of(entry), entry["reward"]) for entry in log.summaries if entry["segment"] == 0)
         result = []
         for entry in log.summaries:
-            rewards = groups[group_of(entry)]
-            count = len(rewards)
-            mean = sum(rewards) / count
-            advantage = count / (count - 1) * (entry["reward"] - mean) if count > 1 else None
-            own = statistics.get(entry["id"])
-            if own:
-                advantage = own["advantage"]
-            note = notes.get(entry["id"], "")
-            result.append({**entry, "advantage": advantage, "gap": own["gap"] if own else None, "note": note})
+            rewards = groups.get(group_of(entry), [])
+            count, own = len(rewards), statistics.get(entry["id"])
+            advantage = count / (count - 1) * (entry["reward"] - sum(rewards) / count) if count > 1 else None
+            used = {"advantage": own["advantage"], "gap": own["gap"]} if own else {"advantage": advantage, "gap": None}
+            result.append({**entry, **used, "note": notes.get(entry["id"], "")})
         return result
 
     def damage(self, collection: str) -> list[str]:

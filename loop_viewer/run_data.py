@@ -350,10 +350,8 @@ class RunData:
         """Return the sequences of the episode of ``record``, in order, as far as they are in the log."""
         if record["segments"] == 1:
             return []
-        first = cursor - record["segment"]
-        log = self._logs[collection]
-        last = min(first + record["segments"] - 1, log.lines)  # whatever a damaged record says
-        cursors = tuple(sorted(log.offsets.keys() & range(first, last + 1)))
+        log, first = self._logs[collection], cursor - record["segment"]
+        cursors = tuple(each for each in log.offsets if each in range(first, first + record["segments"]))
         if cursors not in log.threads:
             records = ((cursor, json.loads(self.stored(collection, cursor)[1])) for cursor in cursors)
             log.threads[cursors] = thread_of(records)

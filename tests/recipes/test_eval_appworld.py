@@ -295,19 +295,6 @@ async def test_several_nodes_share_the_tasks_and_what_is_played_again(policy, tm
         assert set(sound) < {line["rollout_id"] for line in results}
 
 
-async def test_a_node_that_loses_all_its_share_is_helped_by_the_other(policy, tmp_path):
-    async with two_nodes(policy, tmp_path, publish=False) as (west, east):
-        for node in (west, east):
-            node.vllm.speak = lambda rng: solve(4)
-        west.vllm.fault = lambda body: 400
-        cfg = config(
-            policy, tmp_path, f"{west.url},{east.url}", policies=[{"name": "base"}], samplings=[{"runs": 1}], retries=2
-        )
-        results, report, _ = reports(await asyncio.to_thread(run, cfg))
-        assert len(report["scores"][0]["lost"]) < 3, "the three that it lost are dealt to both"
-        assert sum(line["failure"] is None for line in results) > 3
-
-
 async def test_the_base_model_is_served_by_an_adapter_without_effect(policy, tmp_path):
     from safetensors.numpy import load_file
 

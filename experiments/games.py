@@ -30,7 +30,7 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -39,7 +39,7 @@ from scored_runs import WINDOW, joined, number
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from agent_environments.protocol import Environment
+from agent_environments.protocol import Message
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import find_logs, newest_adapter, read_rollouts, write_whole
@@ -48,7 +48,7 @@ from loop_recipes.evaluation.comparison import compare
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import NamedResults, TaskResult
 from loop_recipes.evaluation.statistics import Difference, paired_difference
-from loop_recipes.own_task.play import Agent, Played, play_task
+from loop_recipes.own_task.play import Played, play_task
 from loop_recipes.own_task.training import OwnTask
 from loop_recipes.steps import run_step
 from model_families.chat.tokenizer import TextTokens, read_tokenizer
@@ -216,8 +216,9 @@ def solved_chats(file: Path) -> list[dict[str, Any]]:
     the reward."""
     task = OwnTask.read(file)
 
-    def solving(environment: Environment) -> Agent:
-        return lambda messages: cast(Any, environment).right_turn(messages[-1].content)
+    async def solving(environment: Any, messages: list[Message]) -> str | None:
+        turn: str | None = await environment.right_turn(messages[-1].content)
+        return turn
 
     async def play() -> list[Played]:
         pool = task.pool()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any
 
-from agent_environments.protocol import Environment, EnvironmentFault, EnvironmentPool, Message
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message
 from loop_plumbing.breakage import error_line
 from loop_plumbing.separate_task import result_of
 from loop_recipes.own_task.play import Agent, Played, play_task, quiet
@@ -25,26 +25,6 @@ LOOK = "look at the reward, whose answer is a text (compare it with str(target))
 CURE = f"write {SOLVE}, which gives the agent's right turns"
 NONSENSE = "wibble 7351"
 """A turn that is right in no task."""
-
-
-@runtime_checkable
-class _TaskPool(Protocol):
-    """The methods of a file's pool beside the protocol."""
-
-    def field_answers(self, task_id: str) -> list[tuple[str, str]]: ...
-
-
-@runtime_checkable
-class _PoolWithExpert(Protocol):
-    """The methods of a pool whose environment has an expert."""
-
-    async def expert(self, task_id: str) -> list[str]: ...
-
-    def message(self, command: str) -> str: ...
-
-
-class _SolvedEnvironment(Protocol):
-    async def right_turn(self, answer: str) -> str | None: ...
 
 
 @dataclass
@@ -151,7 +131,7 @@ def spread(task_ids: Sequence[str], most: int) -> list[str]:
     return [task_ids[number * len(task_ids) // count] for number in range(count)]
 
 
-async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
+async def _ask(pool: Any, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
     until = time.monotonic() + PATIENCE_S
     try:
         await pool.open()
@@ -160,9 +140,9 @@ async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
         for task_id in spread(task_ids, most):
             oracle.nothing.append(await play_task(pool, task_id, _turns_of([])))
             oracle.nonsense[task_id] = (await play_task(pool, task_id, _turns_of([NONSENSE]))).grade.reward
-            if oracle.solves:
+            if solves:
                 await _try(pool, oracle, task_id, "", _solving)
-            elif isinstance(pool, _TaskPool):
+            elif hasattr(pool, "field_answers"):  # of a file
                 await _try_fields(pool, oracle, task_id)
             else:
                 await _try_expert(pool, oracle, task_id)
@@ -173,9 +153,9 @@ async def _ask(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence
     return oracle
 
 
-async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> None:
+async def _try_expert(pool: Any, oracle: Oracle, task_id: str) -> None:
     oracle.tried = [EXPERT]
-    if not isinstance(pool, _PoolWithExpert):
+    if not hasattr(pool, "expert"):
         oracle.untried[task_id] = "the environment has no expert"
         return
     try:
@@ -196,9 +176,9 @@ async def _try_fields(pool: Any, oracle: Oracle, task_id: str) -> None:
             break
 
 
-async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, agent_in: Any) -> None:
+async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, agent: Agent) -> None:
     try:
-        played = await play_task(pool, task_id, agent_in)
+        played = await play_task(pool, task_id, agent)
     except _SolveBroke as error:
         oracle.untried[task_id] = str(error)
         return
@@ -219,29 +199,24 @@ class _SolveBroke(Exception):
     """The file's own function did not give its turns."""
 
 
-def _turns_of(turns: Sequence[str]) -> Any:
-    def agent_in(environment: Environment) -> Agent:
-        left = iter(turns)
+def _turns_of(turns: Sequence[str]) -> Agent:
+    left = iter(turns)
 
-        async def agent(messages: list[Message]) -> str | None:
-            return next(left, None)
-
-        return agent
-
-    return agent_in
-
-
-def _solving(environment: Environment) -> Agent:
-    async def agent(messages: list[Message]) -> str | None:
-        try:
-            return await cast(_SolvedEnvironment, environment).right_turn(messages[-1].content)
-        except EnvironmentFault:
-            raise
-        except Exception as error:
-            reason = error_line(error)
-            raise _SolveBroke(reason if reason.startswith("solve ") else f"solve raised {reason}") from error
+    async def agent(environment: Any, messages: list[Message]) -> str | None:
+        return next(left, None)
 
     return agent
+
+
+async def _solving(environment: Any, messages: list[Message]) -> str | None:
+    try:
+        turn: str | None = await environment.right_turn(messages[-1].content)
+    except EnvironmentFault:
+        raise
+    except Exception as error:
+        reason = error_line(error)
+        raise _SolveBroke(reason if reason.startswith("solve ") else f"solve raised {reason}") from error
+    return turn
 
 
 def _mean(rewards: Sequence[float]) -> str:

@@ -20,8 +20,8 @@ GRADED = (
     "agent_environments.tools.group",
 )
 """Modules whose logs repeat the grade, which is printed."""
-Agent = Callable[[list[Message]], Awaitable[str | None]]
-"""The same as a coroutine function."""
+Agent = Callable[[Environment, list[Message]], Awaitable[str | None]]
+"""The same as a coroutine function, which is given the episode's environment too."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,16 @@ async def play_tasks(
     Raises:
         EnvironmentFault, ValueError, OSError: from the environment; names what failed.
     """
+
+    async def agent(environment: Environment, messages: list[Message]) -> str | None:
+        return speak(messages)
+
     episodes: list[Played] = []
     with quiet(*GRADED):
         try:
             await pool.open()
             for task_id in tasks():
-                episodes.append(await play_task(pool, task_id, lambda environment: _speaking(speak)))
+                episodes.append(await play_task(pool, task_id, agent))
                 ended(episodes[-1])
         finally:
             await pool.close()
@@ -80,28 +84,18 @@ def quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _speaking(speak: Speak) -> Agent:
-    async def agent(messages: list[Message]) -> str | None:
-        return speak(messages)
-
-    return agent
-
-
-async def play_task(pool: EnvironmentPool, task_id: str, agent_in: Callable[[Environment], Agent]) -> Played:
+async def play_task(pool: EnvironmentPool, task_id: str, agent: Agent) -> Played:
     """Play one episode of a task in an open pool.
-
-    Args:
-        agent_in: gives the agent for the episode's environment.
 
     Raises:
         EnvironmentFault, ValueError, OSError: from the environment; and whatever the agent raises.
     """
     inner = await acquire(pool, task_id, task_id)
-    environment, agent = GuardedEnvironment(inner), agent_in(inner)
+    environment = GuardedEnvironment(inner)
     try:
         messages = await environment.start(task_id)
         turns = 0
-        while (action := await agent(messages)) is not None:
+        while (action := await agent(inner, messages)) is not None:
             turns += 1
             messages.append(Message("assistant", action))
             try:

@@ -10,15 +10,16 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
 from agent_environments.description import Description
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, PoolWithSplits, UnknownTask, create_pool
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, UnknownTask, create_pool
 from loop_formats.places import METRICS_FILE, loop_home
 from loop_formats.run_files import in_order, newest_adapter, whole_file
 from loop_formats.run_folder import nothing_learned
@@ -37,6 +38,8 @@ from model_families.weights.hub import is_hub_name, model_folder, pinned
 from rollout_server.config import ModelConfig, read_file
 
 if TYPE_CHECKING:
+    from agent_environments.tools.environment import ToolPool
+    from agent_environments.tools.module import ToolModule
     from loop_recipes.config.loop_config import LoopConfig
 
 ENVIRONMENT = "tools"
@@ -59,30 +62,6 @@ NO_MODEL = (
 )
 
 
-class _Tasks(Protocol):
-    def hold_out(self, groups: int) -> None: ...
-
-
-class _Module(Protocol):
-    @property
-    def moves(self) -> str: ...
-    @property
-    def tools(self) -> Mapping[str, object]: ...
-    @property
-    def reply(self) -> object: ...
-    @property
-    def solve(self) -> object: ...
-    @property
-    def grades_groups(self) -> bool: ...
-    @property
-    def tasks(self) -> _Tasks: ...
-
-
-class _OwnPool(EnvironmentPool, PoolWithSplits, Protocol):
-    module: _Module
-    description: Description
-
-
 @dataclass(frozen=True)
 class OwnTask:
     """A file of functions: its parts, ``splits`` by name, and the number of groups of tasks in ``train``.
@@ -92,7 +71,7 @@ class OwnTask:
     """
 
     file: Path
-    module: _Module
+    module: ToolModule
     splits: dict[str, list[str]]
     groups: int
     description: Description
@@ -159,7 +138,9 @@ class OwnTask:
         Raises:
             ConfigError: the environment breaks already here, such as by a reward that raises; one line.
         """
-        return self._sound(lambda: result_of(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing)))
+        with self._begins():
+            episodes = result_of(play_tasks(self.pool(), lambda: self.splits[TRAINED][:count], nothing))
+        return _unbroken(episodes)
 
     def ask_oracle(self, most: int = ORACLE_TASKS) -> Oracle:
         """Play at most ``most`` tasks with the right answers, with nonsense and with nothing.
@@ -167,15 +148,10 @@ class OwnTask:
         Raises:
             ConfigError: the environment breaks with nothing done; one line.
         """
-        tasks, solves = self.splits[TRAINED], self.module.solve is not None
-        oracles: list[Oracle] = []
-
-        def play() -> list[Played]:
-            oracles.append(ask_oracle(self.pool(), solves, lambda: tasks, most))
-            return oracles[0].nothing
-
-        self._sound(play)
-        return oracles[0]
+        with self._begins():
+            oracle = ask_oracle(self.pool(), self.module.solve is not None, lambda: self.splits[TRAINED], most)
+        _unbroken(oracle.nothing)
+        return oracle
 
     def check_reward(self) -> list[str]:
         """Return the oracle's lines before a training.
@@ -214,17 +190,21 @@ class OwnTask:
         own = {key: value for key, value in self.description.identity.items() if key in ("code", "tasks")}
         compare(state, "environment", {**before, **own}, accept)  # other tools, such as MCP's, are not open
 
-    def _sound(self, play: Callable[[], list[Played]]) -> list[Played]:
-        with raised_as(ConfigError, f"{self.file}: an episode cannot begin: ", EnvironmentFault, ValueError, OSError):
-            episodes = play()
-        for played in episodes:
-            if (broke := played.grade.broke) is not None:
-                raise ConfigError(f"{broke.line}, on task {played.task_id}, with nothing done")
-        return episodes
+    def _begins(self) -> AbstractContextManager[None]:
+        return raised_as(ConfigError, f"{self.file}: an episode cannot begin: ", EnvironmentFault, ValueError, OSError)
 
 
-def _pool(file: Path, options: Mapping[str, Any]) -> _OwnPool:
-    return cast(_OwnPool, create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens))
+def _unbroken(episodes: list[Played]) -> list[Played]:
+    for played in episodes:
+        if (broke := played.grade.broke) is not None:
+            raise ConfigError(f"{broke.line}, on task {played.task_id}, with nothing done")
+    return episodes
+
+
+def _pool(file: Path, options: Mapping[str, Any]) -> ToolPool:
+    return cast(
+        "ToolPool", create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens)
+    )
 
 
 def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()) -> Path:

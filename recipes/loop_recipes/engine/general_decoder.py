@@ -26,8 +26,7 @@ from loop_recipes.engine.batching import Documents
 from loop_recipes.engine.cuda_layers import FoldedLoRALinear
 from loop_recipes.engine.delta_rule import takes_bounds, takes_segments, whole_row
 from loop_recipes.engine.general_attention import ATTENTION_NAME, packed_row
-from loop_recipes.engine.logprobs import Head
-from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, TokenOutputs, check_length, token_outputs
+from loop_recipes.engine.token_outputs import CHECKPOINT_WRAPPER, LogProbModule
 from model_families.base_model import BaseModel
 from model_families.families.general_model import COMPARED, is_expert
 
@@ -40,7 +39,7 @@ _LENGTHS = re.compile(rf".*(window|chunk|block|topk|top_k|floor_scale|{_SWITCH})
 """Names of numbers of tokens in config.json, from which on a sequence is computed otherwise."""
 
 
-class GeneralDecoder(nn.Module):
+class GeneralDecoder(LogProbModule, nn.Module):
     """Gives log-probs of sampled tokens as :class:`~loop_recipes.engine.decoder.LogProbDecoder` does.
 
     Parameters have the names that they have in transformers, below ``text``. Everything but LoRA's dropout is in
@@ -55,8 +54,6 @@ class GeneralDecoder(nn.Module):
         ValueError: its decoder is not a list of layers below an embedding, or its head has a bias.
     """
 
-    head: Head
-
     def __init__(self, whole: PreTrainedModel, base: BaseModel) -> None:
         super().__init__()
         self.text, self.base = whole.get_decoder(), base
@@ -70,7 +67,7 @@ class GeneralDecoder(nn.Module):
         self.scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         self.scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self.scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
-        self.cap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma
+        self.cap = getattr(config, "final_logit_softcapping", None)  # Gemma
         self.attention_cap: float | None = getattr(config, "attn_logit_softcapping", None)
         self.max_seq_len, self.num_heads, self.head_dim = base.positions, base.heads, base.head_width
         convolutions = [name for name, module in self.text.named_modules() if isinstance(module, nn.Conv1d)]
@@ -139,26 +136,13 @@ class GeneralDecoder(nn.Module):
         self.training = mode
         return self
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        rows: Tensor,
-        targets: Tensor,
-        own: Tensor | None = None,
-        input_pos: Tensor | None = None,
-        mask: Documents | None = None,
-        with_entropy: bool = False,
-        with_hidden: bool = False,
-    ) -> TokenOutputs:
-        """Return log-probs of the targets; arguments as :meth:`~loop_recipes.engine.decoder.LogProbDecoder.forward`
-        takes them."""
-        check_length(tokens, mask, self.max_seq_len)
+    def last_hidden(self, tokens: Tensor, rows: Tensor, input_pos: Tensor | None, mask: Documents | None) -> Tensor:
         options = {} if mask is None else {"documents": mask}
         last = self.text(input_ids=tokens, position_ids=input_pos, use_cache=False, **options).last_hidden_state
-        hidden = last.flatten(0, 1).index_select(0, rows)
-        weight = self.tok_embeddings.weight if self.output is None else self.output.weight
-        return token_outputs(self, hidden, weight, targets, own, mask, with_entropy, with_hidden)
+        return cast(Tensor, last.flatten(0, 1).index_select(0, rows))
+
+    def output_weight(self) -> Tensor:
+        return self.tok_embeddings.weight if self.output is None else self.output.weight
 
     def peft_name(self, name: str) -> str:
         """Return the name in transformers and in servers of ``text.layers.0.mlp.up_proj.lora_a.weight``."""

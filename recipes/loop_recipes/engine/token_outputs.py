@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,43 +25,64 @@ class TokenOutputs(NamedTuple):
     hidden: Tensor | None
 
 
-class _Answering(Protocol):
-    """A decoder with a head, whose logits are multiplied by ``scale`` and, unless it is None, kept below ``cap``."""
+class LogProbModule:
+    """The forward pass of a decoder that answers with the log-probs of given tokens in place of all logits.
+
+    Attributes:
+        head: one of the heads of :mod:`~loop_recipes.engine.logprobs`.
+        scale, cap: logits are multiplied by ``scale`` and, unless it is None, kept below ``cap``.
+    """
 
     head: Head
-    scale: float
-    cap: float | None
+    scale: float = 1.0
+    cap: float | None = None
+    max_seq_len: int
 
+    def last_hidden(self, tokens: Tensor, rows: Tensor, input_pos: Tensor | None, mask: Documents | None) -> Tensor:
+        """Return the normed last hidden states [m, d] at ``rows``; the arguments are those of :meth:`forward`."""
+        raise NotImplementedError
 
-def token_outputs(
-    model: _Answering,
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    own: Tensor | None,
-    mask: Documents | Tensor | None,
-    with_entropy: bool,
-    with_hidden: bool,
-) -> TokenOutputs:
-    """Return the outputs from the last hidden states [m, d] and the output matrix ``weight`` [v, d]; the other
-    arguments are those of :meth:`~loop_recipes.engine.decoder.LogProbDecoder.forward`."""
-    logprobs = model.head(hidden, weight, targets if own is None else targets[own], model.scale, model.cap)
-    entropy = model.head.entropy(hidden, weight, model.scale, model.cap) if with_entropy else None
-    last = hidden.detach() if with_hidden else None
-    if own is not None and isinstance(mask, Documents):
+    def output_weight(self) -> Tensor:
+        """Return the output matrix [v, d], read inside the root's own forward, where FSDP2 has gathered it."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        rows: Tensor,
+        targets: Tensor,
+        own: Tensor | None = None,
+        input_pos: Tensor | None = None,
+        mask: Documents | None = None,
+        with_entropy: bool = False,
+        with_hidden: bool = False,
+    ) -> TokenOutputs:
+        """Return log-probs of the targets, and the other outputs that the arguments ask for.
+
+        Args:
+            tokens: [r, s].
+            rows: [n], index into the flattened [r * s] of the position that predicts each target.
+            targets: [n].
+            own: [m], the targets that the rows [m] here predict, where ranks share a packed row; None: all.
+            input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
+            mask: None for causal attention, or the documents of a packed row.
+            with_entropy, with_hidden: compute these too; they are None otherwise.
+
+        Raises:
+            ValueError: a rollout is longer than ``max_seq_len``.
+        """
+        longest = tokens.shape[1] if mask is None else mask.longest.shape[0]
+        if longest > self.max_seq_len:
+            raise ValueError(
+                f"a sequence of {longest} tokens is longer than the model's max_seq_len {self.max_seq_len}"
+            )
+        hidden, weight = self.last_hidden(tokens, rows, input_pos, mask), self.output_weight()
+        logprobs = self.head(hidden, weight, targets if own is None else targets[own], self.scale, self.cap)
+        entropy = self.head.entropy(hidden, weight, self.scale, self.cap) if with_entropy else None
+        last = hidden.detach() if with_hidden else None
+        if own is None or mask is None:
+            return TokenOutputs(logprobs, entropy, last)
         part, count = mask.part, len(targets)
-        logprobs = part.joined(logprobs, own, count)
-        entropy = None if entropy is None else part.joined(entropy, own, count)
-        last = None if last is None else part.joined(last, own, count)
-    return TokenOutputs(logprobs, entropy, last)
-
-
-def check_length(tokens: Tensor, mask: Documents | Tensor | None, max_seq_len: int) -> None:
-    """Check that no sequence of a micro-batch is longer than the model takes.
-
-    Raises:
-        ValueError: one is.
-    """
-    longest = mask.longest.shape[0] if isinstance(mask, Documents) else tokens.shape[1]
-    if longest > max_seq_len:
-        raise ValueError(f"a sequence of {longest} tokens is longer than the model's max_seq_len {max_seq_len}")
+        others = (None if each is None else part.joined(each, own, count) for each in (entropy, last))
+        return TokenOutputs(part.joined(logprobs, own, count), *others)

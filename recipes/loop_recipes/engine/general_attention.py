@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -176,17 +176,8 @@ def _by_scores(
     return weights[..., : k.shape[2]] @ v
 
 
-class _Kernel(Protocol):
-    """A flash kernel that knows no sinks."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, and ``lse`` [..., heads, s]: the logarithm of the divisor of a query's weights."""
-
-    def backward(self, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> list[Tensor]:
-        """Return the gradients of queries, keys and values."""
-
-    def per_query(self, lse: Tensor) -> Tensor:
-        """Give ``lse`` the form that multiplies the output."""
+# Both flash kernels know no sinks. They return the output and ``lse`` [..., heads, s], the logarithm of the divisor of
+# a query's weights; ``per_query`` gives ``lse`` the form that multiplies the output.
 
 
 @dataclass(frozen=True)
@@ -248,7 +239,7 @@ class _WithSinks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, kernel: _Kernel, sinks: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, kernel: _Packed | _OnCpu, sinks: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, lse = kernel.forward(q, k, v)
         whole = torch.logaddexp(lse, sinks.detach().to(lse.dtype)[:, None])
         out = (out * kernel.per_query((lse - whole).exp())).to(q.dtype)

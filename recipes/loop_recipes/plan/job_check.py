@@ -29,13 +29,13 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.preflight import Checks, check_served, node_checks, port_problem, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.plan.memory_plan import GIB
-from loop_recipes.plan.report import Finding, GpuDivision, Machines, Problem, ReportRow, Unopened
+from loop_recipes.plan.report import Finding, GpuDivision, Machines, Problem, ReportRow, Unopened, problems
 from loop_recipes.run.tracker import named_tracker
 from model_families.base_model import BaseModel
 from model_families.families.family import check_lora
 from model_families.stored_weights import check_finite
 from rollout_server.config import ModelConfig, NodeConfig
-from rollout_server.inference.command import ServerStartError, check_serves, compile_cache
+from rollout_server.inference.command import check_serves, compile_cache
 
 if TYPE_CHECKING:
     from loop_recipes.plan.job_memory import Unloaded
@@ -51,13 +51,14 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
     yield from _placement(cfg, node, machines, cuda)
     yield from _port(node)
-    yield from _compiling(node)
+    if node.servers.urls is None:
+        yield from problems("compile cache", lambda: compile_cache(node.servers, Path(node.root)), "node.servers: ")
     try:
         config = read_config(cfg, LoopConfig)
     except ConfigError as error:  # nothing further can be checked
         yield Problem("config", str(error))
         return
-    unsound = [*_run(config)]
+    unsound = _run(config)
     yield from unsound
     yield from _head(config)
     yield from _trackers(config)
@@ -179,23 +180,13 @@ def _port(node: NodeConfig) -> Iterator[Finding]:
         yield ReportRow("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
 
 
-def _compiling(node: NodeConfig) -> Iterator[Finding]:
-    if node.servers.urls is None:
-        try:
-            compile_cache(node.servers, Path(node.root))
-        except ServerStartError as error:
-            yield Problem("compile cache", f"node.servers: {error}")
-
-
-def _run(config: LoopConfig) -> Iterator[Problem]:
-    """Yield the first missing thing that the config names; the run may exist already, and the port is not checked."""
+def _run(config: LoopConfig) -> list[Problem]:
+    """Return the first missing thing that the config names; the run may exist already, and the port is not checked."""
     method: Checks = {"method": partial(check_method, config, starts_now=False)}
     for about, check in (method | node_checks(config, starts_now=False)).items():
-        try:
-            check()
-        except ConfigError as error:
-            yield Problem(about, str(error))
-            return
+        if found := [*problems(about, check)]:
+            return found
+    return []
 
 
 def _head(config: LoopConfig) -> Iterator[Finding]:
@@ -257,12 +248,13 @@ def _environment(config: LoopConfig, node: NodeConfig) -> Generator[Finding, Non
 
 def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Finding]:
     """Check the node's model where a problem of the run has left it unchecked; on a CPU, also that vLLM serves it."""
-    try:
+
+    def check() -> None:
         check_served(model)
         if not cuda:
             check_serves(model.path, shape)
-    except (ConfigError, ServerStartError) as error:
-        yield Problem("served", str(error))
+
+    yield from problems("served", check)
 
 
 def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded | None) -> Iterator[Finding]:

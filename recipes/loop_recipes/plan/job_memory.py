@@ -28,11 +28,20 @@ from loop_recipes.plan.memory_plan import (
     plan_turns,
 )
 from loop_recipes.plan.published_folder import folder_to_plan
-from loop_recipes.plan.report import Finding, GpuDivision, Machines, Problem, Report, ReportRow, usual_machines
+from loop_recipes.plan.report import (
+    Finding,
+    GpuDivision,
+    Machines,
+    Problem,
+    Report,
+    ReportRow,
+    problems,
+    usual_machines,
+)
 from loop_recipes.plan.time_plan import H100, card_of, rollout_flops, sampled_tokens_per_s, update_work
 from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
-from rollout_server.inference.command import ServerStartError, check_divided
+from rollout_server.inference.command import check_divided
 
 
 class Planned(NamedTuple):
@@ -143,14 +152,8 @@ def _memory(
         model: called where transformers builds the model, which cannot be used afterwards.
     """
     place = GpuDivision.of(machines, node.servers)
-    try:
-        check_sharers(config.sequence_parallel, place.trainer_gpus)
-    except ConfigError as error:
-        yield Problem("sharers", str(error))
-    try:
-        check_divided(shape, node.servers.tensor_parallel_size)
-    except ServerStartError as error:
-        yield Problem("divided", f"node.{error}")
+    yield from problems("sharers", lambda: check_sharers(config.sequence_parallel, place.trainer_gpus))
+    yield from problems("divided", lambda: check_divided(shape, node.servers.tensor_parallel_size), "node.")
     counted = (yield from _counted(model())) if shape.family is None else None
     trainer = plan_rank(config, shape, place.trainer_gpus, machines.gpu_gib, counted)
     if node.servers.share is not None:
@@ -178,11 +181,8 @@ def _host(parts: dict[str, float]) -> Iterator[Finding]:
     free, gpus = available(), torch.cuda.device_count()
     here = f"{free.gib:.1f} GiB available here{'' if gpus else ', where torch finds no GPU'}"
     yield ReportRow("host's memory", f"{host_line(parts)} (arithmetic); {here}")
-    try:
-        if gpus:
-            check_host(parts, free)
-    except ConfigError as error:
-        yield Problem("host's memory", str(error))
+    if gpus:
+        yield from problems("host's memory", lambda: check_host(parts, free))
 
 
 def _planned(*plans: MemoryPlan) -> Iterator[Finding]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from loop_formats.schema import ConfigError
 from loop_recipes.plan.memory_plan import MemoryPlan
 from rollout_server.config import ServersConfig
+from rollout_server.inference.command import ServerStartError
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,14 @@ class Problem(NamedTuple):
 
     about: str
     text: str
+
+
+def problems(about: str, check: Callable[[], object], before: str = "") -> Iterator[Problem]:
+    """Yield the problem that ``check`` raises, if it does; ``before`` stands before its text."""
+    try:
+        check()
+    except (ConfigError, ServerStartError) as error:
+        yield Problem(about, f"{before}{error}")
 
 
 class Unopened(NamedTuple):

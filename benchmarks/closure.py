@@ -50,8 +50,6 @@ ASKED_FOR = {
     "loop_recipes.engine.frozen_weights",
     "loop_recipes.engine.general_decoder",
     "loop_recipes.engine.general_probe",
-    "loop_recipes.engine.gpu_check",
-    "loop_recipes.engine.memory_error",
     "loop_recipes.engine.packed_weights",
     "loop_recipes.evaluation.dev_scores",
     "loop_recipes.plan.host_memory",

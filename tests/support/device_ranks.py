@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from loop_formats.schema import ConfigError
-from loop_recipes.engine.gpu_check import check_ranks
+from loop_recipes.engine.device_check import check_ranks
 from loop_recipes.engine.process_group import init_process_group
 
 

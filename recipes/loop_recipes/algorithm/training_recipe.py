@@ -25,7 +25,7 @@ from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.config.loop_config import LearnerConfig
 from loop_recipes.engine.checkpoint import TrainingState, load_latest
 from loop_recipes.engine.device_check import training_device
-from loop_recipes.engine.diagnostics import peak_memory_gib
+from loop_recipes.engine.diagnostics import out_of_memory, peak_memory_gib
 from loop_recipes.engine.model import DTYPES, AnyDecoder, load_base
 from loop_recipes.engine.process_group import (
     RemoteError,
@@ -143,8 +143,6 @@ class TrainingRecipe:
     def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
         """Return the line to end with, which names the keys to lower."""
         tokens = max(self._config.update.micro_batch_tokens, self.longest())
-        from loop_recipes.engine.memory_error import out_of_memory  # only runs out of memory need it
-
         return out_of_memory(error, tokens, self._device, self.length_key)
 
     def stopped(self, where: str) -> None:

@@ -1,7 +1,8 @@
-"""Measures taken beside an update: the sampler's gap, the canary of a new version, FLOP use, a stress test."""
+"""Measures taken beside an update: the sampler's gap, the canary of a new version, FLOP use, memory, a stress test."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,6 +147,23 @@ def _looks(length: int, window: int | None) -> float:
 def peak_memory_gib(device: torch.device) -> float:
     """Return the peak memory of this rank's device so far; 0 where it is not counted."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
+
+
+def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device: torch.device, then: str) -> str:
+    """Return the line for a rank whose device has no memory left, with the keys that lower its need:
+    ``update.micro_batch_tokens``, and ``then``. Where other programs fill the device, no key helps."""
+    wanted = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
+    of_others = ""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
+        of_others = f" of {total / 2**30:.1f}, of which CUDA and other programs hold {others / 2**30:.1f}"
+    return (
+        f"out of memory on {device} of rank {get_world_size_and_rank()[1]}, in micro-batches of up to "
+        f"{micro_batch_tokens} tokens, peak {peak_memory_gib(device):.1f} GiB{of_others}"
+        f"{f' ({wanted[0]})' if wanted else ''}: lower update.micro_batch_tokens, then {then}; "
+        "`loop check` shows what takes how much"
+    )
 
 
 def stress(

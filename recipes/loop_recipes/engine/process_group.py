@@ -56,7 +56,7 @@ def init_process_group(device: torch.device, waiting_timeout_s: float) -> None:
     backend = "gloo" if device.type == "cpu" else f"{device.type}:nccl,cpu:gloo"
     timeout = timedelta(seconds=STEP_TIMEOUT_S)
     if dist.is_torchelastic_launched():
-        from loop_recipes.engine.gpu_check import check_ranks  # one process has no others
+        from loop_recipes.engine.device_check import check_ranks  # one process has no others
 
         set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)  # torchrun that is killed does not end its ranks
         dist.init_process_group(backend, timeout=timeout)

@@ -6,38 +6,47 @@ import pytest
 import torch
 
 from loop_formats.schema import ConfigError
-from loop_recipes.engine import device_check, gpu_check
+from loop_recipes.engine import device_check
 from loop_recipes.engine.device_check import check_matmul, training_device
-from loop_recipes.engine.gpu_check import check_capability, check_count, check_starts
 from support.device_ranks import wait_in_vain
 from support.ranks import on_ranks
 
 
-def test_what_is_wrong_with_a_driver_is_said_in_torchs_words():
-    assert check_starts(lambda: None) is None
-
-    def too_old():
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it")
-
-    with pytest.raises(ConfigError, match=r"^device: CUDA cannot be used: .* \(found version 11040\)\.; look"):
-        check_starts(too_old)
-
-
-def test_too_few_gpus():
-    assert check_count(8, 4) is None
-    with pytest.raises(ConfigError, match="torch finds no GPU"):
-        check_count(0, 1)
-    with pytest.raises(
-        ConfigError, match="8 ranks on this machine need as many GPUs, and torch finds 4; lower --nproc"
-    ):
-        check_count(4, 8)
+@pytest.fixture
+def cuda(monkeypatch):
+    """A machine with one GPU of capability 9.0, as far as the checks ask; returns what they set up, in order."""
+    called = []
+    for name in device_check.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
+    monkeypatch.setattr("torchtune.utils.get_device", lambda name: called.append(name) or torch.device(name))
+    monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
+    return called
 
 
-def test_a_gpu_that_is_too_old_is_named():
-    assert check_capability((8, 0)) is None
-    assert check_capability((12, 1)) is None
-    with pytest.raises(ConfigError, match=r"compute capability 7\.5; bf16 and flash attention need 8\.0"):
-        check_capability((7, 5))
+def too_old():
+    raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "found", "message"),
+    [
+        ("init", too_old, r"^device: CUDA cannot be used: .* \(found version 11040\)\.; look"),
+        ("device_count", lambda: 0, "torch finds no GPU"),
+        ("device_count", lambda: 4, "8 ranks on this machine need as many GPUs, and torch finds 4; lower --nproc"),
+        ("get_device_capability", lambda _: (7, 5), r"capability 7\.5; bf16 and flash attention need 8\.0"),
+    ],
+)
+def test_a_gpu_that_cannot_train_is_one_line(cuda, monkeypatch, name, found, message):
+    monkeypatch.setattr(torch.cuda, name, found)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8" if "8 ranks" in message else "1")
+    with pytest.raises(ConfigError, match=message):
+        training_device("cuda")
 
 
 @pytest.mark.slow
@@ -49,22 +58,12 @@ def test_a_cpu_build_says_how_to_get_the_other():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(monkeypatch, own):
-    for name in gpu_check.ALLOCATOR_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def test_the_allocator_is_set_before_anything_is_on_the_gpu_unless_a_user_did(cuda, monkeypatch, own):
     if own:
         monkeypatch.setenv(own, "max_split_size_mb:512")
-    called = []
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(gpu_check, "check_starts", lambda _: None)
-    monkeypatch.setattr(gpu_check, "check_count", lambda *_: None)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", called.append)
-    monkeypatch.setattr("torchtune.utils.get_device", lambda name: called.append(name) or torch.device(name))
-    monkeypatch.setattr(device_check, "check_matmul", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     training_device("cuda")
-    assert called == ["cuda"] if own else ["expandable_segments:True,pinned_max_round_threshold_mb:1", "cuda"]
-    assert not any(name in os.environ for name in gpu_check.ALLOCATOR_VARIABLES if name != own), "for this process"
+    assert cuda == ["cuda"] if own else ["expandable_segments:True,pinned_max_round_threshold_mb:1", "cuda"]
+    assert not any(name in os.environ for name in device_check.ALLOCATOR_VARIABLES if name != own), "for this process"
 
 
 @pytest.mark.slow

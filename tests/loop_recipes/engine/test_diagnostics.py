@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
 from loop_recipes.config.loop_config import GapConfig
-from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, gap_metrics, judged_gap
-from loop_recipes.engine.memory_error import out_of_memory
+from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, gap_metrics, judged_gap, out_of_memory
 from loop_recipes.engine.model import meta_model
 from loop_recipes.engine.samples import made_up, scored
 from loop_recipes.rollouts.replay_source import ReplaySource
@@ -51,7 +50,8 @@ def test_a_gpu_that_is_full_of_others_memory_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**29, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4 * 2**30)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3.5 * 2**30)
-    line = out_of_memory(torch.OutOfMemoryError("Tried to allocate 20.00 MiB."), 16384, torch.device("cuda:0"))
+    error = torch.OutOfMemoryError("Tried to allocate 20.00 MiB.")
+    line = out_of_memory(error, 16384, torch.device("cuda:0"), "collection.limits.max_context")
     assert "peak 3.5 GiB of 80.0, of which CUDA and other programs hold 75.5 (Tried to allocate 20.00 MiB)" in line
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-import eval_appworld
 from agent_environments.counter import CounterEnvironment
 from agent_environments.description import Description
 from eval_appworld import EvalAppWorldRecipe
@@ -369,13 +368,6 @@ def test_results_of_another_environment_or_precision_are_not_taken(policy, tmp_p
             assert not {*ids(name, *own, word)} & {*usual}, word
 
 
-def test_the_command_for_nodes_that_already_run_is_accepted():
-    """As the recipe's head says it."""
-    (command,) = [line for line in str(eval_appworld.__doc__).splitlines() if "rollout_node.url=" in line]
-    _, name, *overrides = command.partition("--config")[2].split(" ")
-    assert read_eval_config(compose(name, overrides, "eval_appworld")).rollout_node.url == "http://node:8700"
-
-
 async def test_the_best_on_one_split_is_taken_to_another(policy, tmp_path):
     async with local_node(policy, tmp_path / "node", publish=False) as local:
         versions = [{"name": "at-", "adapter": str(policy / "run/policies/policy-v*")}]
@@ -429,13 +421,3 @@ def test_a_run_by_its_name_alone_is_found_in_runs(policy, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"adapter: there is no folder mine; did you mean runs/mine\?$"):
         EvalAppWorldRecipe(config(policy, tmp_path, policies=[{"name": "a", "adapter": "mine"}]))
-
-
-def test_missing_keys_and_token_are_named(policy, tmp_path, monkeypatch):
-    cfg = config(policy, tmp_path)
-    del cfg["limits"]
-    with pytest.raises(ConfigError, match="missing key 'limits'"):
-        EvalAppWorldRecipe(cfg)
-    monkeypatch.delenv("ROLLOUT_SERVER_TOKEN")
-    with pytest.raises(ConfigError, match="ROLLOUT_SERVER_TOKEN must hold"):
-        EvalAppWorldRecipe(config(policy, tmp_path))

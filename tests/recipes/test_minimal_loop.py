@@ -39,7 +39,3 @@ def test_its_update_is_the_recipes(tmp_path, monkeypatch, epochs, minibatch, ste
     assert len(moved) == len(parameters) if steps > 1 else all("lora_b" in name for name in moved)
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.detach(), trained[peft_name(name)], rtol=1e-3, atol=1e-6)
-
-
-def test_it_is_a_page():
-    assert len(Path(minimal_loop.__file__).read_text().splitlines()) <= 250

@@ -2,19 +2,14 @@
 was stopped or killed at any moment; and by each of two ranks."""
 
 import json
-import threading
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from loop_formats.ids import parse_collection_id
-from loop_formats.run_files import find_logs
 from loop_formats.run_folder import read_metrics
 from loop_recipes.engine.checkpoint import latest_checkpoint
-from loop_recipes.run.stop_request import StopRequest
-from support.counter_node import TOKEN, local_node
 from support.deaths import Killed
 from support.rank_records import records
 from support.ranks import on_ranks
@@ -26,8 +21,7 @@ from support.refilled_runs import (
     train_refilled,
     train_refilled_recorded,
 )
-from support.small_runs import config_over, replay_config, train
-from support.waiting import DEADLINE_S
+from support.small_runs import replay_config
 
 
 @pytest.fixture
@@ -79,13 +73,6 @@ def test_dull_tasks_rest(run, tmp_path):
     assert not drawn[1] & drawn[0] & {*DULL}
     resting = [line["resting_tasks"] for line in read_metrics(tmp_path / "run")]
     assert resting[:2] == [len(drawn[0] & {*DULL}), len((drawn[0] | drawn[1]) & {*DULL})]
-
-
-def test_off_is_as_before(run, tmp_path):
-    disk = Disk()
-    run("run", disk)
-    assert [parse_collection_id(id_).refill for id_ in disk.collections] == [0, 0]
-    assert all(line["refilled_groups"] == line["resting_tasks"] == 0 for line in read_metrics(tmp_path / "run"))
 
 
 def left(folder):
@@ -173,36 +160,3 @@ def test_two_ranks_replace_the_same_groups_learn_what_one_does_and_go_on_exactly
     assert not (stopped / "checkpoints/iteration_0002").exists(), "it has stopped while it waits for a round"
     on_ranks(2, train_refilled_recorded, config, stopped, *work)
     assert_the_same(stopped, two)
-
-
-async def test_a_run_that_stops_while_a_node_samples_a_round_goes_on_with_it(policy, tmp_path, monkeypatch):
-    """Over HTTP; a run that never stopped takes what the node has on its disk by then."""
-    monkeypatch.setenv(TOKEN_ENV, TOKEN)
-    monkeypatch.setattr(StopRequest, "listen", lambda self: None)  # signals are for main threads
-    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    held, released = threading.Event(), threading.Event()
-
-    def answers(body):
-        if released.is_set() or "-i0003-r1-" not in body["request_id"]:
-            return True
-        if not held.is_set():  # asked of every request that waits, again and again
-            held.set()
-            (stopped / "stop").touch()
-        return False
-
-    async with local_node(policy, tmp_path / "node", publish=False) as local:
-        local.vllm.answers = answers
-        cfg = OmegaConf.load(config_over(local.url, policy, tmp_path, TOKEN_ENV, DEADLINE_S))
-        cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
-        cfg.collection.tasks = [f"reach{goal}_{number}" for goal in (3, 5, 8, 12) for number in (1, 2, 3)]
-        cfg.collection |= {"tasks_per_iteration": 3, "refill_budget": 2, "rest_iterations": 2}
-        cfg["update"].min_abs_advantage = 0.3
-        cfg |= {"max_iterations": 3, "resume_from_checkpoint": True}
-        await local.call(train, OmegaConf.merge(cfg, {"output_dir": str(stopped)}))
-        assert latest_checkpoint(stopped / "checkpoints") == stopped / "checkpoints/iteration_0002"
-        released.set()
-        await local.call(train, OmegaConf.merge(cfg, {"output_dir": str(stopped)}))
-        asked, logs = len(local.vllm.requests), find_logs(tmp_path / "node")
-        await local.call(train, OmegaConf.merge(cfg, {"output_dir": str(whole)}))
-        assert (len(local.vllm.requests), find_logs(tmp_path / "node")) == (asked, logs)
-    assert_the_same(stopped, whole)

@@ -119,30 +119,6 @@ def test_the_adapters_are_those_of_a_divided_gpu(tmp_path, monkeypatch, dtype):
     assert_same_state(tmp_path / "shared", tmp_path / "divided")
 
 
-def test_the_servers_have_the_gpu_but_for_the_update(tmp_path, monkeypatch):
-    machine = Machine(logs(tmp_path))
-    run(
-        config_of(tmp_path, True, dev_evaluation={"every": 1}, sampler_gap={"ok": 9, "broken": 99}),
-        machine,
-        monkeypatch,
-    )
-    events = [event for event in machine.events if event != "saved"]
-    assert events[:12] == [
-        "sleep",  # while the trainer loads
-        "wake",
-        "publish 0",
-        "start made-up-i0001",
-        "read made-up-i0001",
-        "sleep",
-        "update",
-        "wake",
-        "start made-up-i0000-dev",
-        "read made-up-i0000-dev",
-        "publish 1",
-        "start made-up-i0002",
-    ]
-
-
 EVENTS = ["sleep", "wake", "publish", "start", "read", "sleep", "update", "saved", "wake", "publish"]
 """Of a run, up to its second version; a trainer is killed at each."""
 

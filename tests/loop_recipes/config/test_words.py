@@ -176,11 +176,6 @@ def test_an_argument_within_another_is_named_with_its_place(component, key, valu
         check_component("loss", outer)
 
 
-def test_words_of_components_stay_words():
-    config = compose("tiny_cpu", ["loss.level=turn"])
-    check_component("loss", config["loss"])
-
-
 def test_the_stored_config_begins_a_run_elsewhere_in_that_runs_folder(tmp_path):
     cfg = OmegaConf.load(replay_config(tmp_path, iterations=1))
     cfg.node = {"port": 0, "root": "${output_dir}/node", "model": {"path": str(tmp_path / "base")}}

@@ -14,8 +14,6 @@ from loop_recipes.engine.samples import credited
 from loop_recipes.engine.sequence_parallel import RowPart
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_decoder
 
-many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
-
 
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=st.lists(st.integers(4, 40), min_size=1, max_size=6), seed=st.integers(0, 2**20))
@@ -53,18 +51,6 @@ def test_each_part_of_a_row_points_at_its_own_tokens_and_all_parts_at_all(ranks)
         assert 0 < len(part.own) < len(part.targets)
         owned += part.own.tolist()
     assert sorted(owned) == list(range(len(before)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("packed", [False, True])
-@given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
-@settings(max_examples=60)
-def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
-    samples = make_samples(lengths)
-    batches = [micro_batches(samples, BatchLayout(budget, packed, world_size, rank)) for rank in range(world_size)]
-    assert len({len(rank) for rank in batches}) == 1
-    ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
-    assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
 
 
 def loss_and_gradient(model, batches):

@@ -113,14 +113,6 @@ def test_other_rows_need_no_further_graphs(kind, graphs, tmp_path):
     assert counts == [graphs] * len(counts)
 
 
-def test_blocks_of_queries_are_the_whole(tmp_path, monkeypatch):
-    folder = write_random("gpt_oss", tmp_path)
-    model = adapted(folder)
-    whole = ours(model, samples_of(), packed=True)
-    monkeypatch.setattr(general_attention, "BLOCK_QUERIES", 7)
-    assert max(ours(model, samples_of(), packed=True).error(whole)) < 1e-5
-
-
 @pytest.mark.parametrize("kind", ["gemma3_text", "granite", "gemma4_text"])
 def test_the_path_of_cuda_has_windows_and_scales(kind, tmp_path):
     model = adapted(write_random(kind, tmp_path))

@@ -13,7 +13,6 @@ from loop_recipes.engine.diagnostics import training_flops
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.engine.logprobs import TiledLogProbs
 from loop_recipes.engine.model import check_shapes, meta_model, new_adapter
-from loop_recipes.engine.packed_weights import PackedLinear, PackedLoRALinear
 from loop_recipes.engine.sharding import compile_each_layer, place_model
 from model_families.base_model import BaseModel
 from model_families.decoder.weights import load_weights
@@ -126,14 +125,6 @@ def test_flops_are_those_of_the_weights(tmp_path):
         for folder in random_four_bits(tmp_path / "model", symmetric=False)
     )
     assert found == expected
-
-
-def test_each_layer_is_of_a_packed_kind(tmp_path):
-    folder, _ = random_four_bits(tmp_path / "model")
-    model = meta_model(section(folder, lora_attn_modules=["q_proj"], apply_lora_to_mlp=False), torch.bfloat16)
-    kinds = [type(module) for module in model.modules() if isinstance(module, PackedLinear | PackedLoRALinear)]
-    assert (kinds.count(PackedLoRALinear), kinds.count(PackedLinear)) == (2, 12)
-    assert model.layers[0].mlp.w1.weight.shape == (256, 128)
 
 
 @pytest.mark.fault("weights of four bits are trained in fp32, in which no server multiplies with them")

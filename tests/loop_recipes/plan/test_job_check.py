@@ -2,11 +2,9 @@
 
 import itertools
 import re
-import shlex
 
 import pytest
 
-from loop_recipes.config.files import CONFIGS as CONFIG_FOLDER
 from loop_recipes.config.files import compose
 from loop_recipes.engine.model import meta_model
 from loop_recipes.paths import loop_package
@@ -123,16 +121,6 @@ def check_32b(check_config):
     return lambda *more: check_config("qwen2_5_32b", "32b", *more)
 
 
-def test_overrides_are_those_of_tune_run(check_32b):
-    control = "advantage=loop_recipes.algorithm.advantages.Shuffled"
-    code, _, problems = check_32b(control, "~stop.max_approx_kl")
-    assert (code, problems) == (0, [])
-    code, _, _ = check_32b("~stop.kl")
-    assert code == "loop check: ~stop.kl: there is no such key"
-    code, _, _ = check_32b("seed")
-    assert code.startswith("loop check: 'seed' is not understood; ")
-
-
 CONFIGS = TABLES["configs"]
 ANYWHERE = set(itertools.product((1, 2, 3), (1, 2, 4, 8)))
 ONE_NODE = {(1, gpus) for gpus in (1, 2, 4, 8)}
@@ -185,34 +173,6 @@ def test_a_trainer_and_a_server_share_one_gpu(check_config, config, gpu_gib, gpu
     assert "of the GPU that they share: lower servers.kv_cache_bytes" in problems[0]
 
 
-@pytest.mark.parametrize(("config", "ranks", "swap_s"), TABLES["a_config_in_turns_uses_what_a_divided_one_leaves"])
-def test_a_config_in_turns_uses_what_a_divided_one_leaves(check_config, config, ranks, swap_s):
-    """By its own command for GPUs that are divided for good, which fits too, with less room for episodes."""
-    code, shown, problems = check_config(config, CONFIGS[config])
-    assert (code, problems) == (0, [])
-    assert ("8 ranks on " if ranks > 1 else "1 rank on GPU 0, in turns with vLLM") in shown
-    assert f"{swap_s} s an iteration for moving weights" in shown
-    head = (CONFIG_FOLDER / f"machines/{config}.yaml").read_text().partition("\n\n")[0]
-    if "node.servers.share=null" not in head:
-        return
-    words = shlex.split(re.sub(r"\\\n#", "", head).split("node.servers.share=null")[1].splitlines()[0])
-    divided = [word for word in words if "=" in word]
-    code, fewer, problems = check_config(config, CONFIGS[config], "node.servers.share=null", *divided)
-    assert (code, problems) == (0, [])
-    sampled, slower = (int(re.search(r"at most ([\d,]+) tokens", text)[1].replace(",", "")) for text in (shown, fewer))
-    assert sampled > 1.3 * slower
-    update, longer = (float(re.search(r"^update +([\d.]+) min", text, re.M)[1]) for text in (shown, fewer))
-    assert longer / update == pytest.approx(2 if ranks > 1 else 1, rel=0.01)
-    room, less = (
-        int(count) * int(servers)
-        for count, servers in (
-            (re.search(r"(\d+) full episodes", text)[1], re.search(r"(\d+) vLLM server", text)[1])
-            for text in (shown, fewer)
-        )
-    )
-    assert room > 1.5 * less
-
-
 TWICE = "node.servers.gpus names [0] more than once, and a server is planned as"
 NO_POSITIONS = "max_context is 200000, and the model in"
 HEADS = "node.servers.tensor_parallel_size is {0}, by which the model's 28 heads"
@@ -239,13 +199,6 @@ def test_what_a_server_could_not_do_is_named(check_config, config, model, words,
     code, _, problems = check_config(config, model, *words)
     assert code == 1
     assert any(problem in said for said in problems), problems
-
-
-def test_a_model_that_is_not_here_is_refused_over_such_gpus_too(capsys, dataset, tmp_path):
-    words = (f"output_dir={tmp_path / 'run'}", f"node.environment.root={dataset}", "node.environment.python=/bin/sh")
-    on = ("node.servers.count=1", "node.servers.gpus=[[0,1,2]]", "node.servers.tensor_parallel_size=3", "--nodes", "2")
-    _, _, problems = check(capsys, "qwen2_5_7b", f"model.path={tmp_path / 'Qwen2.5-7B-Instruct'}", *words, *on)
-    assert any("tensor_parallel_size is 3, by which the model's 28 heads" in problem for problem in problems)
 
 
 IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0", "--nodes", "1")
@@ -468,20 +421,6 @@ def test_rows_that_ranks_share_are_shorter_on_each(check_32b):
     assert "micro-batches of 32768 tokens a rank, rows of 2 ranks (" in shared
     _, _, problems = check_32b("sequence_parallel=4", "--gpus", "6")
     assert "sequence_parallel is 4; it must divide the 6 ranks of the trainer" in problems
-
-
-def test_a_missing_file_of_the_model_is_named(check_32b, models):
-    shard = models["32b"] / "model-00017-of-00017.safetensors"
-    away = shard.rename(shard.with_suffix(".away"))
-    try:
-        code, _, problems = check_32b()
-    finally:
-        away.rename(shard)
-    assert code == 1
-    assert len(problems) == 1, problems
-    assert (
-        f"{shard} does not exist; model.safetensors.index.json names it, and 1 of 17 files are missing" in problems[0]
-    )
 
 
 def test_a_model_too_large_for_the_gpus_is_named(check_32b):

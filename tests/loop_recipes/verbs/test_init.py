@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from loop_recipes.own_task.training import OwnTask
+from loop_recipes.verbs import init
 from loop_recipes.verbs.init import main
 
 
@@ -41,3 +42,16 @@ def test_a_name_that_would_hide_a_module_of_python_is_refused(tmp_path, capsys, 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("choose another name")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(OSError("no room"), "no room"), (KeyboardInterrupt(), "stopped; the same command goes on from here")],
+)
+def test_an_end_before_its_own_is_one_line(monkeypatch, capsys, error, line):
+    def ended(name):
+        raise error
+
+    monkeypatch.setattr(init, "_begin", ended)
+    assert main(["mine"]) == 1
+    assert capsys.readouterr() == ("", f"loop init: {line}\n")

@@ -71,16 +71,13 @@ _ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)
 class EvalAppWorldRecipe:
     """Scores policies on a split or a list of tasks through a rollout node, or several that share the tasks.
 
-    Features:
-        - **Policies.** The node's base model as it is, or with a PEFT adapter; several of them, or a pattern of adapter
-          folders to choose the best of, in one start of the node; any model behind an OpenAI-compatible endpoint.
-        - **Protocol.** R runs per way of sampling, each with its own seeds; turns, tokens and context as configured; an
-          episode that runs over budget is a failure. All of it is printed beside every score.
-        - **Spread.** Mean and standard deviation over runs, bootstrap intervals over groups of tasks, by difficulty;
-          paired differences between policies with a permutation test.
-        - **Resumable.** The same command goes on where it was stopped; finished rollouts are never repeated.
-        - **Losses.** A lost rollout is played again at the end; if it is lost again, the report names it beside the
-          score with the bounds of its effect; it is not a failure. If all rollouts are lost there is no score.
+    A policy is the node's base model, or that with a PEFT adapter, or any model behind an OpenAI-compatible endpoint.
+    Every way of sampling has R runs, each with its own seeds; an episode that runs over budget is a failure. The report
+    has mean and standard deviation over runs, bootstrap intervals over groups of tasks, and paired differences between
+    policies with a permutation test, beside the protocol.
+
+    The same command goes on where it was stopped, and repeats no finished rollout. A lost rollout is played again at
+    the end; if it is lost again, it is not a failure: the report names it with the bounds of its effect.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of

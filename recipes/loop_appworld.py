@@ -59,25 +59,14 @@ log = utils.get_logger("INFO")
 class LoopAppWorldRecipe(TrainingRecipe):
     """Trains a policy with LOOP (leave-one-out PPO, arXiv 2502.01600): collect rollouts, update, publish, again.
 
-    Features:
-        - **Rollouts from a node.** ``rollout_node.launch: true`` starts a rollout node (vLLM servers and environment)
-          as a child of rank 0 and stops it with the run; ``rollout_node.url`` uses one on another machine;
-          ``rollout_node.replay`` trains on stored logs.
-        - **Algorithm as components.** ``advantage``, ``loss``, ``credit``, ``log_probs``, ``optimizer`` and
-          ``lr_scheduler`` are ``_component_``s of the YAML; old log-probs are recomputed by the
-          learner under the version that sampled.
-        - **LoRA.** Base weights in ``dtype``, adapter masters and gradients in float32; each policy version is exported
-          in PEFT's format under ``<output_dir>/policies``.
-        - **FSDP2.** From two ranks on, with a mixed-precision policy; gloo and NCCL. One rank holds the model whole.
-        - **Memory.** Activation checkpointing, one shared RoPE cache, a head that only sees the sampled tokens and
-          never holds [tokens, vocabulary], micro-batches by a token budget.
-        - **Overlap.** ``collection.max_policy_lag: 1`` collects the next iteration while this one is trained on.
-        - **Checkpoints.** One after every iteration, atomic, safetensors and JSON. ``resume_from_checkpoint=True`` with
-          the same command line goes on exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after
-          the update in hand, or at once while it waits for rollouts, which are not lost. SIGTERM and Ctrl-C do the
-          same; a second one leaves the update before its next step, and a resumed run repeats it (docs/training.md).
-        - **Numbers.** ``<output_dir>/metrics.jsonl`` (keys: ``loop_recipes.run.metrics.METRICS``) and
-          trackers.
+    Rollouts come from a node (vLLM servers and environment) that rank 0 launches, from nodes that run elsewhere, or
+    from stored logs. Advantage, loss, credit, log-prob head, optimizer and schedule are components of the YAML; the
+    learner recomputes old log-probs under the version that sampled. From two ranks on the model is sharded by FSDP2;
+    one rank holds it whole. Every policy version is a PEFT adapter under ``<output_dir>/policies``.
+
+    After each iteration there is a checkpoint, from which the same command with ``resume_from_checkpoint=True`` goes on
+    exactly (bit for bit on a CPU). A file ``<output_dir>/stop``, SIGTERM and Ctrl-C end the run after the update in
+    hand; a second signal leaves it before its next step (docs/training.md).
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of

@@ -44,24 +44,14 @@ LONGEST_WAIT_S = 1800.0
 class SftAppWorldRecipe(TrainingRecipe):
     """Trains a policy on stored rollouts or demonstrations (LOOP's rows RFT and SFT-GT; DPO and DMPO offline).
 
-    Features:
-        - **Conversations.** ``data`` names files of them (OpenAI's messages, ShareGPT, ATIF, verifiers' traces), which
-          the model's own chat format writes; ``held_out`` of them give a loss that is not trained on.
-        - **A fixed set.** Logs of rollouts from any run, of ``loop method solved``, or of demonstrations
-          (``loop method ground-truth``). ``advantage`` decides which count: ``Solved`` keeps the successful ones,
-          ``ReturnPairs`` pairs those of a task.
-        - **Losses.** ``LogLikelihood`` (cross-entropy with ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``. The
-          reference of pairs is the policy that the run began with.
-        - **Samples of one's own.** ``samples`` names a maker of samples from rollouts: of some turns, or with more
-          before them.
-        - **The learner of** ``loop_appworld``. LoRA, FSDP2, packing, log-prob heads, half precision, torchtune's
-          loggers.
-        - **Policies.** After every ``export_every`` iterations an adapter in PEFT's format under
-          ``<output_dir>/policies``; ``preset=choose_on_dev`` of ``loop eval`` finds the best of them.
-        - **Checkpoints.** One after every iteration; ``resume_from_checkpoint=True`` with the same command line goes on
-          exactly (bit for bit on a CPU). A file ``<output_dir>/stop`` ends the run after the iteration in hand.
-          SIGTERM and Ctrl-C do the same; a second one ends it before the next step, and a resumed run repeats the
-          iteration (docs/training.md).
+    The set is conversations (``data``), which the model's own chat format writes, or logs of rollouts from any run, of
+    ``loop method solved``, or of demonstrations. ``advantage`` decides which rollouts count: ``Solved`` keeps the
+    successful ones, ``ReturnPairs`` pairs those of a task. Losses are ``LogLikelihood`` (cross-entropy with
+    ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``; the reference of pairs is the policy that the run began with.
+
+    The learner, its checkpoints and requests to stop are those of ``loop_appworld``. After every ``export_every``
+    iterations there is an adapter under ``<output_dir>/policies``; ``preset=choose_on_dev`` of ``loop eval`` finds the
+    best of them.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of

@@ -25,7 +25,7 @@ from agent_environments.protocol import EnvironmentFault, create_pool
 from loop_formats.folder_lock import lock_run
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import to_json
-from loop_formats.schema import ConfigError, made_folder
+from loop_formats.schema import ConfigError, made_folder, require
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import read_config
@@ -66,22 +66,16 @@ class WarmStartRecipe:
     def __init__(self, cfg: DictConfig) -> None:
         self._config = read_config(cfg, WarmStartConfig)
         options = self._config.demonstrations
-        if not 0 <= options.flawed_share < 1:
-            raise ConfigError(f"demonstrations.flawed_share must be in [0, 1), but is {options.flawed_share}")
         self._demonstrator = demonstrator_of(self._config)
         for habit in options.habits:
             if habit not in self._demonstrator.flaws:
                 known = ", ".join(self._demonstrator.flaws)
                 raise ConfigError(f"demonstrations.habits has {habit!r}, not one of {known}")
-        for cycle in self._config.training.cycles:
-            if not 0 <= cycle.habit_share < 1:
-                raise ConfigError(f"a cycle's habit_share must be in [0, 1), but is {cycle.habit_share}")
         taught = any(cycle.habit_share for cycle in self._config.training.cycles)
         if taught and not (options.habit_count and options.habits):
             raise ConfigError("a cycle with a habit_share needs demonstrations.habits and a demonstrations.habit_count")
         size, fewest = self._config.tokenizer.vocab_size, tiny_tokenizer.FEWEST_PIECES
-        if size < fewest:
-            raise ConfigError(f"tokenizer.vocab_size must be at least {fewest}, but is {size}")
+        require(size >= fewest, f"tokenizer.vocab_size must be at least {fewest}, not {size}")
         self._output_dir = Path(self._config.output_dir)
         self._cache = Path(options.cache)
         folders = {"output_dir": self._output_dir, "policy_dir": Path(self._config.policy_dir)}
@@ -259,18 +253,10 @@ class WarmStartRecipe:
 
     def _log(self, **values: Any) -> None:
         """Write one line of metrics.jsonl, and the same to the terminal."""
+        line = to_json(values)
         with (self._output_dir / METRICS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{to_json(values)}\n")
-        figures = {
-            (f"{key} {name}" if name else key): number
-            for key, value in values.items()
-            for name, number in (value.items() if isinstance(value, dict) else [("", value)])
-        }
-        print(
-            "  ".join(
-                f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
-            )
-        )
+            file.write(f"{line}\n")
+        print(line)
 
 
 @parse(WarmStartConfig)

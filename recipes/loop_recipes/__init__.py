@@ -1,17 +1,7 @@
 """The library behind the recipes that train and evaluate agents with LOOP.
 
-The recipes themselves are the files beside this package; `docs/architecture.md` gives the reading order of one
-iteration. The wings, each using only those below it:
-
-    cli                                 the command `loop`
-    launch                              its verbs for a job's config: train, sft, eval, check, node
-    viewer, plots                       a run's results, for people
-    methods, evaluation, warm_start     papers' methods with their commands, scores, the tiny policy from nothing
-    rollouts                            rollouts for training, and their sources
-    algorithm                           advantages, losses, the update
-    engine                              batches, log-probs, sharding, steps, adapters, checkpoints
-    run                                 metrics, and the request to stop
-    config                              schemas and files of configs, and checks before work begins
+The recipes themselves are the files beside this package; `docs/architecture.md` gives the packages and the reading
+order of one iteration.
 
 Three lines train a model on a file of functions (:func:`loop_recipes.own_task.training.train`):
 

@@ -6,7 +6,6 @@ The checks create nothing, so that `loop check` can run the same ones as the rec
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -133,19 +132,6 @@ def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
     require(os.access(existing, os.W_OK | os.X_OK), f"{key} {output_dir} {why}")
 
 
-def port_problem(node: NodeConfig) -> str | None:
-    """Return why the node cannot listen at its port on this machine, in the system's words; None if it can."""
-    if node.port == 0:
-        return None
-    with socket.socket(socket.AF_INET6 if ":" in node.host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((node.host, node.port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return None
-
-
 def _check_components(config: LearnerConfig) -> None:
     check_component("model", config.model)
     builder = config.model["_component_"]
@@ -253,9 +239,8 @@ def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
         "served": partial(check_served, node.model),
         "servers": partial(_check_servers, node),
         "tasks": partial(tasks_ahead, config, node),
-        "port": partial(_check_port, node),
     }
-    return {name: check for name, check in checks.items() if starts_now or name not in ("servers", "port")}
+    return {name: check for name, check in checks.items() if starts_now or name != "servers"}
 
 
 def _check_same_base(config: LoopConfig, node: NodeConfig) -> None:
@@ -275,14 +260,6 @@ def _check_servers(node: NodeConfig) -> None:
         check_divided(base, node.servers.tensor_parallel_size)
     with raised_as(ConfigError, "node.model: ", ServerStartError):
         check_serves(node.model.path, base)
-
-
-def _check_port(node: NodeConfig) -> None:
-    problem = port_problem(node) if launched("RANK", 0) == 0 else None
-    require(
-        problem is None,
-        f"node.port: {node.host}:{node.port} cannot be used ({problem}); choose another, or 0 for any free port",
-    )
 
 
 def check_served(model: ModelConfig) -> None:

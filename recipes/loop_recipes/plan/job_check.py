@@ -26,7 +26,7 @@ from loop_plumbing.breakage import error_line, raised_as
 from loop_recipes.algorithm.method import check_method
 from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from loop_recipes.config.preflight import Checks, check_served, node_checks, port_problem, tasks_ahead
+from loop_recipes.config.preflight import Checks, check_served, node_checks, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
 from loop_recipes.plan.memory_plan import GIB
 from loop_recipes.plan.report import Finding, GpuDivision, Machines, Problem, ReportRow, Unopened, problems
@@ -50,7 +50,6 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
     """
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
     yield from _placement(cfg, node, machines, cuda)
-    yield from _port(node)
     if node.servers.urls is None:
         yield from problems("compile cache", lambda: compile_cache(node.servers, Path(node.root)), "node.servers: ")
     try:
@@ -173,15 +172,8 @@ def _several(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def _port(node: NodeConfig) -> Iterator[Finding]:
-    if node.port != 0:
-        problem = port_problem(node)
-        state = "free" if problem is None else f"not to be had ({problem})"
-        yield ReportRow("port", f"{node.port} is {state} on this machine; the job's preflight asks the nodes")
-
-
 def _run(config: LoopConfig) -> list[Problem]:
-    """Return the first missing thing that the config names; the run may exist already, and the port is not checked."""
+    """Return the first missing thing that the config names; the run may exist already."""
     method: Checks = {"method": partial(check_method, config, starts_now=False)}
     for about, check in (method | node_checks(config, starts_now=False)).items():
         if found := [*problems(about, check)]:

@@ -111,15 +111,14 @@ def failing_calls(lines: Lines) -> Finding | None:
 def hollow_reward(lines: Lines) -> Finding | None:
     """Find a reward that rises without the share of solved tasks: the agent may be paid without solving."""
     rise = _rise(lines, "reward")
-    if rise is None or rise.by <= 2 * rise.error or rise.by < 0.02:
+    if rise is None or rise[0] <= max(0.02, 2 * rise[1]):
         return None
     for key, name in (("dev_success", "the share of dev tasks solved"), ("success", "the share of tasks solved")):
         solved = _rise(lines, key)
-        if solved is not None and solved.by <= max(0.0, 0.1 * rise.by):
-            symptom = f"the reward rose by {rise.by:.3f} and {name} by {solved.by:+.3f}"
-            return Finding(
-                symptom, "read rollouts with a high reward that are not solved (loop view)", "it-does-not-learn"
-            )
+        if solved is not None and solved[0] <= max(0.0, 0.1 * rise[0]):
+            symptom = f"the reward rose by {rise[0]:.3f} and {name} by {solved[0]:+.3f}"
+            cure = "read rollouts with a high reward that are not solved (loop view)"
+            return Finding(symptom, cure, "it-does-not-learn")
     return None
 
 
@@ -132,22 +131,15 @@ RULES: tuple[Callable[[Lines], Finding | None], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Rise:
-    """The difference of the means of the last and of the first third, and its standard error."""
-
-    by: float
-    error: float
-
-
-def _rise(lines: Lines, key: str) -> Rise | None:
+def _rise(lines: Lines, key: str) -> tuple[float, float] | None:
+    """Return the difference of the means of the last and of the first third, and its standard error."""
     values = _numbers(lines, key)
     if len(values) < FEWEST_FOR_A_TREND:
         return None
     third = len(values) // 3
     first, last = values[:third], values[-third:]
     error = sum(statistics.variance(part) / len(part) for part in (first, last)) ** 0.5
-    return Rise(statistics.fmean(last) - statistics.fmean(first), error)
+    return statistics.fmean(last) - statistics.fmean(first), error
 
 
 def _numbers(lines: Lines, key: str) -> list[float]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from loop_formats.schema import STRICT, Some, require
 from rollout_server.config import EnvironmentConfig
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -33,7 +37,7 @@ class DemonstrationConfig:
     """The tasks whose clean demonstrations are measured instead of trained on."""
     count: PositiveInt
     """Episodes trained on."""
-    flawed_share: float
+    flawed_share: Share
     """Share of the training episodes with a flaw."""
     habits: list[str]
     """The flaws that the last cycles teach. AppWorld: those of docs/results/demo.md; ColBench: ``answered_at_once``,
@@ -108,7 +112,7 @@ class Cycle:
     """Batches."""
     lr: PositiveFloat
     """Learning rate at the start."""
-    habit_share: float = 0.0
+    habit_share: Share = 0.0
     """Share of demonstrations that show a habit."""
 
 

@@ -19,7 +19,6 @@ from loop_recipes.config import preflight
 from loop_recipes.config.components import check_component
 from loop_recipes.config.files import CONFIGS, compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
-from support.listener import Listener
 from support.random_policy import MODEL_CONFIG, write_adapter
 from support.small_runs import replay_config
 from support.texts import texts_beside
@@ -145,12 +144,6 @@ def launched(workspace, **changes):
 @pytest.mark.parametrize(("changes", "message"), TABLES["the_launched_nodes_section_is_checked_too"])
 def test_the_launched_nodes_section_is_checked_too(workspace, changes, message):
     refused(launched(workspace, **changes), message)
-
-
-def test_a_port_in_use_is_refused(workspace):
-    taken = Listener()
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{taken.port} cannot be used .*; choose another, or 0 for any"):
-        start(launched(workspace, port=taken.port))
 
 
 def test_a_node_elsewhere_needs_a_token_and_an_answer(workspace, monkeypatch):

@@ -44,7 +44,7 @@ def too_old():
 )
 def test_a_gpu_that_cannot_train_is_one_line(cuda, monkeypatch, name, found, message):
     monkeypatch.setattr(torch.cuda, name, found)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8" if "8 ranks" in message else "1")
+    monkeypatch.setattr(device_check, "launched", lambda *_: 8 if "8 ranks" in message else 1)
     with pytest.raises(ConfigError, match=message):
         training_device("cuda")
 

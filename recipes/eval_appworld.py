@@ -142,7 +142,6 @@ class EvalAppWorldRecipe:
 
     @staticmethod
     def _endpoint_part() -> Any:
-        """Load the class that plays episodes of models behind endpoints."""
         with raised_as(ConfigError):
             return load_part("endpoint")
 

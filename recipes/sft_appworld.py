@@ -47,7 +47,8 @@ class SftAppWorldRecipe(TrainingRecipe):
     The set is conversations (``data``), which the model's own chat format writes, or logs of rollouts from any run, of
     ``loop method solved``, or of demonstrations. ``advantage`` decides which rollouts count: ``Solved`` keeps the
     successful ones, ``ReturnPairs`` pairs those of a task. Losses are ``LogLikelihood`` (cross-entropy with
-    ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``; the reference of pairs is the policy that the run began with.
+    ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``; the reference of pairs is the policy that the run began
+    with.
 
     The learner, its checkpoints and requests to stop are those of ``loop_appworld``. After every ``export_every``
     iterations there is an adapter under ``<output_dir>/policies``; ``preset=choose_on_dev`` of ``loop eval`` finds the

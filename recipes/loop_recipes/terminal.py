@@ -69,8 +69,3 @@ def fold_logs() -> None:
     for handler in (logging.lastResort, *logging.getLogger("torchtune.utils._logging").handlers):
         if handler is not None:
             handler.setFormatter(_Folding())
-
-
-def wrapped(line: str, width: int) -> list[str]:
-    """Return the lines of ``width`` columns that ``line`` takes; only a word wider than that is divided."""
-    return textwrap.wrap(line, width, break_on_hyphens=False) or [""]

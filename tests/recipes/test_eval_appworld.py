@@ -322,23 +322,6 @@ def test_patterns_and_runs_name_adapters(policy, tmp_path):
     assert newest.digest == found[1].digest
 
 
-@pytest.mark.parametrize("name", ["tiny_cpu", "qwen2_5_32b"])
-def test_a_run_that_has_only_policies_can_be_evaluated(policy, name):
-    """The command that follows a training job names nothing but the run."""
-    before, after = find_policies(read_eval_config(compose(name, [f"run={policy / 'run'}"], "eval_appworld")))
-    assert before.adapter is None
-    assert after.adapter == policy / "run/policies/policy-v0001"
-
-
-def test_the_evaluations_of_the_32b_policy_and_of_an_endpoint_compare_whatever_their_own_deadlines():
-    """`loop compare` wants equal limits, and a finished rollout counts only for the limits it was made with."""
-    limits = []
-    for name in ("qwen2_5_32b", "endpoint"):
-        for changes in ([], ["deadline_s=200000.0"]):
-            limits.append(OmegaConf.to_container(compose(name, changes, "eval_appworld").limits, resolve=True))
-    assert limits == limits[:1] * 4
-
-
 def test_results_of_another_environment_or_precision_are_not_taken(policy, tmp_path, monkeypatch):
     """One output_dir, several commands: a finished rollout counts only for what it was made with."""
 

@@ -8,7 +8,6 @@ import torch
 from omegaconf import OmegaConf
 
 import loop_appworld
-from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.peft_export import read_adapter
 from loop_recipes.run.stop_request import StopRequested
@@ -95,16 +94,3 @@ def test_a_stop_file_that_is_there_at_the_start_stops_one_start_only(tmp_path, m
     assert loop_appworld.recipe_main() == 0
     assert "stopped while waiting for the rollout node" in capsys.readouterr().err
     assert not stop.exists()
-
-
-def test_a_device_without_memory_left_is_one_line_with_the_keys_to_turn(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of 79.1 GiB")
-
-    file = replay_config(tmp_path, iterations=1)
-    monkeypatch.setattr(PolicyUpdate, "_losses", full)
-    monkeypatch.setattr(sys, "argv", ["loop_appworld", "--config", str(file)])
-    line = loop_appworld.recipe_main()
-    assert "\n" not in line
-    assert line.startswith("loop_appworld: out of memory on cpu of rank 0, in micro-batches of up to ")
-    assert "(Tried to allocate 2.50 GiB): lower update.micro_batch_tokens, then collection.limits.max_context" in line

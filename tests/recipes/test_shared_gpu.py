@@ -10,11 +10,9 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import load_latest
 from loop_recipes.engine.frozen_weights import FrozenWeights
 from loop_recipes.rollouts import open as opening
-from support.counter_node import TOKEN, local_node
 from support.deaths import Killed
 from support.fake_node import FakeNode
-from support.small_runs import config_over, replay_config, set_up, train
-from support.waiting import DEADLINE_S
+from support.small_runs import replay_config, set_up
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
 ITERATIONS = 2
@@ -146,25 +144,6 @@ def whole(tmp_path_factory):
     of_versions = [event.partition(" ")[0] for event in machine.events]
     assert of_versions[: len(EVENTS)] == EVENTS
     return folder
-
-
-async def test_a_run_over_a_node_that_shares_is_that_over_one_that_does_not(policy, tmp_path, monkeypatch):
-    monkeypatch.setenv(TOKEN_ENV, TOKEN)
-
-    for share in (None, "trainer"):
-        folder = tmp_path / str(share)
-        folder.mkdir()
-        async with local_node(policy, folder / "node", publish=False, servers={"share": share}) as local:
-            cfg = OmegaConf.load(config_over(local.url, policy, folder, TOKEN_ENV, DEADLINE_S))
-            cfg.node = config_of(folder, share is not None).node
-            cfg.sampler_gap = {"ok": 1e6, "broken": 1e6}  # what the scripted servers claim is made up
-            cfg.advantage = {"_component_": "support.small_runs.ByPosition"}
-            cfg.max_iterations, cfg.dev_evaluation = 2, {"every": 1}
-            await local.call(train, cfg)
-        turns = [what for what, _ in local.vllm.log if what in ("sleep", "wake")]
-        assert turns == (["sleep", "wake"] * 3 if share else [])
-        assert "asked while asleep" not in dict(local.vllm.log)
-    assert_same_state(tmp_path / "trainer", tmp_path / "None")
 
 
 def test_turns_leave_no_room_for_lag(tmp_path):

@@ -162,7 +162,6 @@ def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
 
 
 def _check_recipe(kind: str, file: _File, common: Tree, special: Tree, recipe: str) -> None:
-    """Refuse a preset or an algorithm of other recipes."""
     recipes = [name for name, verb in RECIPES.items() if verb in file.content]
     require(common or special or not recipes, f"{kind} {file.name} is one of {' and '.join(recipes)}, not of {recipe}")
     if kind == "algorithm" and recipe == "sft_appworld":

@@ -1,4 +1,4 @@
-"""Checks the names in a training config on this machine before any work begins: components, files, folders, ports.
+"""Checks the names in a training config on this machine before any work begins: components, files, folders.
 
 The checks create nothing, so that `loop check` can run the same ones as the recipe.
 """

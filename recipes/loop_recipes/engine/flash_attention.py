@@ -165,5 +165,4 @@ def _flash_attn_fwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _flash_attn_bwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values."""
     return _kernels()._flash_attn_bwd(*args, **options)

@@ -147,7 +147,6 @@ def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) 
 
 
 def _called(component: Mapping[str, Any]) -> str:
-    """Return the name of the model in a model section."""
     return component.get("path") or component["_component_"]
 
 

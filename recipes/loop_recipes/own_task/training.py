@@ -230,7 +230,6 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
 
 
 def _node_section(words: Sequence[str], key: str) -> Mapping[str, Any]:
-    """Return a section of the node from the words."""
     check_overrides(words)
     node = with_words({}, words).get("node")
     section = node.get(key) if isinstance(node, dict) else None
@@ -373,7 +372,6 @@ def show(run: Path) -> list[str]:
 
 
 def _head(task: OwnTask, config: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
-    """Describe the coming run for the terminal."""
     trained, scored, groups = len(task.trained), len(task.scored), task.held_out_groups
     if groups is None:
         tasks = f"{trained} tasks to train on, {scored} of split {task.scored_split} to score on"

@@ -220,25 +220,17 @@ def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib:
     server = plan_rollout_server(shape, node, gpu_gib)
     stays = server.parts[CONTEXT]
     asleep, waits = server.weights + server.adapters, TRAINER_CONTEXT + trainer.adapters
-    phases: list[MemoryPlan] = []
-    for phase, parts in (
-        ("sampling", {**server.parts, "trainer that waits": waits}),
-        ("training", {**trainer.parts, "vLLM server that sleeps": stays}),
-    ):
-        need, over = sum(parts.values()), None
-        if phase == "sampling" and server.over:
-            over = server.over
-        elif need > gpu_gib * USABLE:
-            cures = {
-                "sampling": "servers.kv_cache_bytes",
-                "training": "update.micro_batch_tokens or collection.limits.max_context",
-            }
-            usable = f"{gpu_gib * USABLE:.1f} of {gpu_gib:.1f} GiB"
-            over = (
-                f"{phase} needs about {need:.1f} GiB, and {usable} can be used: lower {cures[phase]}, or take more GPUs"
-            )
-        notes = server.notes if phase == "sampling" else trainer.notes
-        phases.append(MemoryPlan(f"{phase}, in turns (arithmetic)", gpu_gib, parts, over, notes))
-    sampling, training = phases
+
+    def phase(name: str, side: MemoryPlan, more: dict[str, float], to_lower: str, over: str | None) -> MemoryPlan:
+        parts = {**side.parts, **more}
+        need, usable = sum(parts.values()), gpu_gib * USABLE
+        if over is None and need > usable:
+            over = f"{name} needs about {need:.1f} GiB, and {usable:.1f} of {gpu_gib:.1f} GiB can be used: lower "
+            over += f"{to_lower}, or take more GPUs"
+        return MemoryPlan(f"{name}, in turns (arithmetic)", gpu_gib, parts, over, side.notes)
+
+    sampling = phase("sampling", server, {"trainer that waits": waits}, "servers.kv_cache_bytes", server.over)
+    rows = "update.micro_batch_tokens or collection.limits.max_context"
+    training = phase("training", trainer, {"vLLM server that sleeps": stays}, rows, None)
     swap_s = (2 * asleep + trainer.weights) * GIB / BUS_GB_S / 1e9
     return Turns(sampling, training, server, swap_s)

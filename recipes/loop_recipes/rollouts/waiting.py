@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import threading
 import time
 from typing import TextIO
-
-from loop_recipes.terminal import wrapped
 
 FIRST_LINE_S = 30.0
 """In a log, a wait that takes longer than this gets a line, and another each time that it took twice as long."""
@@ -59,7 +58,7 @@ class Waiting:
             seconds = time.monotonic() - began
             line = f"{self._what}: {seconds:.0f} s{', ' * bool(self._detail)}{self._detail}"
             if terminal:
-                rows = wrapped(line, shutil.get_terminal_size().columns - 1)
+                rows = textwrap.wrap(line, shutil.get_terminal_size().columns - 1, break_on_hyphens=False)
                 self._stream.write(f"{self._to_first_row()}\x1b[J" + "\n".join(rows))
                 self._rows = len(rows)
             elif seconds >= due:

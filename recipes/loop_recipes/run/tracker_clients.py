@@ -228,7 +228,6 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values by dotted names."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{before}{key}.")

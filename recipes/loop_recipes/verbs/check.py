@@ -16,8 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf.errors import OmegaConfBaseException
-
 from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose
@@ -78,8 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             findings.append(ReportRow("signal", forecast(groups, config.collection.rollouts_per_task)))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    except OmegaConfBaseException as error:
-        sys.exit(f"{parser.prog}: config {options.config}: {str(error).splitlines()[0]}")
     report = Report.of(findings)
     say(*report.lines)
     for problem in report.problems:

@@ -17,7 +17,7 @@ from loop_formats.schema import fields_of, require, sections_in
 from loop_plumbing.names import nearest
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import COMPONENT, LoopConfig
-from loop_recipes.config.sft_config import REFUSED, WHY_REFUSED, SftConfig
+from loop_recipes.config.sft_config import SftConfig
 from loop_recipes.evaluation.config import EvalConfig
 from loop_recipes.warm_start.config import WarmStartConfig
 from rollout_server.config import EnvironmentConfig, as_written
@@ -28,12 +28,8 @@ RECIPES = {
     "loop eval": EvalConfig,
     "tune run warm_start_appworld": WarmStartConfig,
 }
-NODE = "node"
-"""The section whose keys are also those of ``loop node --file``; they are listed once."""
 EXAMPLE = "tiny_cpu"
 """The config that shows values for components, which have no defaults of their own."""
-_REFUSED: dict[type, tuple[tuple[str, ...], str]] = {SftConfig: (REFUSED, WHY_REFUSED)}
-"""Keys of a recipe's section that it shares with others and that must be left out there, and why."""
 _LISTED_ELSEWHERE = "policies[].endpoint"
 """The section whose keys are those of ``endpoint``."""
 
@@ -51,15 +47,12 @@ def key_lines(prefix: str = "", width: int = 100) -> list[str]:
     lines = component_lines(prefix, width)
     known: set[tuple[str, ...]] = set()
     for title, section in RECIPES.items():
-        refused, why = _REFUSED.get(section, ((), ""))
         matches = [row for row in rows(section) if row[0].startswith(prefix)]
         new = [row for row in matches if row not in known]
         known |= {*matches}
         lines += [f"# {title}", ""] if new else []
         for key, kind, default, text in new:
             lines += [f"{key}: {kind}{f' = {default}' if default else ''}", *wrap(text, width, indent="    ")]
-        for key in refused if matches else ():
-            lines += [f"{key}: must be left out, because {why}"] if key.startswith(prefix) else []
         lines += [""] if new else []
     known_keys = sorted({row[0] for row in known} if known else {row[0] for s in RECIPES.values() for row in rows(s)})
     require(lines, f"no key begins with {prefix!r}; {nearest(prefix, known_keys)}")

@@ -54,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _write_yaml(config: DictConfig) -> Path:
-    """Write the YAML of a training config's node into the run's folder."""
     node = described_node(config)
     output_dir = config.get("output_dir")
     require(isinstance(output_dir, str), f"output_dir must be str, not {output_dir!r}")

@@ -87,7 +87,6 @@ def _by_hand(pool: EnvironmentPool, tasks: Callable[[], Sequence[str]]) -> str:
 
 
 def _play_config(name: str, words: Sequence[str], count: int, by_hand: bool) -> str:
-    """Play tasks of the environment that a config names."""
     from loop_recipes.config.rollout_node import described_node  # its schemas, which a file of functions does not need
 
     config = compose(name, words)
@@ -117,7 +116,6 @@ def _play_config(name: str, words: Sequence[str], count: int, by_hand: bool) -> 
 
 
 def _groups(task: OwnTask) -> list[str]:
-    """Say which tasks belong together, where some do."""
     count = len(task.splits[TRAINED])
     if task.groups == count:
         return []

@@ -96,12 +96,6 @@ def test_a_folder_that_another_run_writes_to_is_refused(workspace):
         start(cfg)
 
 
-def test_a_missing_key_is_named(workspace):
-    cfg = config(workspace)
-    del cfg.collection["rollouts_per_task"]
-    refused(cfg, "missing key 'collection.rollouts_per_task'")
-
-
 def test_an_adapter_that_would_act_otherwise_than_where_it_is_served_is_refused(workspace):
     folder = workspace / "adapter"
     write_adapter(folder, seed=0, rank=4)

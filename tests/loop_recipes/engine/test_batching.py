@@ -116,28 +116,6 @@ def test_padding_is_never_seen():
     assert torch.equal(*results)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_changed_observation_token_only_reaches_its_successors(packed):
-    """No loss term is its own; sampled tokens before it keep their log-prob, those after it see another context."""
-    model = tiny_decoder()
-    samples = make_samples([40, 25])
-    sampled = samples[0].mask.nonzero().flatten()
-    observation = next(i for i in range(10, 40) if not samples[0].mask[i] and int(sampled[-1]) > i)
-    tokens = samples[0].token_ids.clone()
-    tokens[observation] = (tokens[observation] + 1) % VOCAB
-    before = collate(samples, 0, packed)
-    after = collate([replace(samples[0], token_ids=tokens), samples[1]], 0, packed)
-    assert torch.equal(before.targets, after.targets)
-    assert torch.equal(before.rows, after.rows)
-    with torch.no_grad():
-        first, second = before.split(model(**before.inputs()).logprobs), after.split(model(**after.inputs()).logprobs)
-    same = first["rollout-0"] == second["rollout-0"]
-    assert same[sampled < observation].all()
-    assert not same[sampled > observation].any()
-    assert torch.equal(first["rollout-1"], second["rollout-1"])
-
-
 def test_the_plan_of_several_ranks_is_rank_0s(monkeypatch):
     """Which rounds as it does: no other rank computes one."""
     samples, other = make_samples([20, 30, 25, 28]), [[[3], [0]], [[2, 1], []]]

@@ -79,15 +79,6 @@ def test_where_it_cannot_be_had_the_reason_is_one_line(monkeypatch):
     assert "this GPU has compute capability 8.0, and FlashAttention-4 is for 9.x and 10.x" in reason()
 
 
-def test_vllm_without_the_kernels_is_named(monkeypatch, tmp_path):
-    (tmp_path / "vllm" / "vllm_flash_attn").mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        monkeypatch.delitem(sys.modules, name)
-    assert "its kernels, of vLLM's wheel for CUDA, fail: ModuleNotFoundError: No module named 'vllm." in reason()
-
-
 def test_kernels_that_compute_wrongly_are_refused_and_auto_goes_back_with_a_warning(hopper):
     model = tiny_lora_model(True)
     hopper.setattr(flash_attention, "largest_error", lambda *args: 0.004)

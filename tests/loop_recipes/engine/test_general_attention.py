@@ -138,7 +138,7 @@ def test_the_delta_rule_in_segments_has_the_same_bits_forward(tokens, dtype):
 def test_the_kernel_of_the_delta_rule_is_chosen_by_the_device(monkeypatch):
     called = []
 
-    def kernel(q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None):
+    def kernel(q, k, v, g, beta, initial_state, output_final_state, cu_seqlens=None, use_qk_l2norm_in_kernel=False):
         called.append((initial_state, output_final_state, cu_seqlens))
         raise RuntimeError("0 active drivers")
 

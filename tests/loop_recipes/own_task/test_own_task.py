@@ -233,13 +233,6 @@ def test_it_trains_then_scores_and_a_trained_run_is_only_scored(products, tmp_pa
     assert [command[3] for command in steps] == ["eval_appworld"]
 
 
-def test_a_reward_for_nothing_is_told(products, tmp_path, steps, monkeypatch, capsys):
-    monkeypatch.setattr(training, "check_finished", lambda run: None)
-    changed(products, ('answer != "" and ', 'answer == "" or '))
-    train(products, MODEL, f"output_dir={tmp_path / 'run'}")
-    assert "\nwarning:  doing nothing should earn 0: the agent may learn to do nothing\n" in capsys.readouterr().out
-
-
 def test_three_lines_of_python_need_no_torch():
     assert loop_recipes.train is train
     code = "import sys; from loop_recipes import train; sys.exit('torch' in sys.modules)"

@@ -6,7 +6,6 @@ import pytest
 
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose
-from loop_recipes.config.sft_config import REFUSED
 from loop_recipes.verbs.check import main
 from loop_recipes.verbs.keys import RECIPES, key_lines, rows
 from rollout_server.config import as_written
@@ -24,7 +23,7 @@ def test_a_key_is_listed_again_only_where_it_means_something_else():
     heads = [line.partition(":")[0] for line in key_lines() if line and not line.startswith((" ", "#"))]
     assert len(heads) > 200
     twice = {key for key in heads if heads.count(key) > 1}
-    assert twice == {*REFUSED, "rollout_node", "output_dir", "model", "seed"}
+    assert twice == {"rollout_node", "output_dir", "model", "seed"}
 
 
 def test_keys_are_listed_by_their_beginning(capsys):

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agent_environments.protocol import EnvironmentFault, create_pool
 from loop_formats.folder_lock import lock_run
@@ -27,6 +26,7 @@ from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import to_json
 from loop_formats.schema import ConfigError, made_folder, require
 from loop_plumbing.separate_task import result_of
+from loop_recipes.bar import Bar
 from loop_recipes.config.command_line import parse
 from loop_recipes.config.loop_config import read_config
 from loop_recipes.config.preflight import check_can_write
@@ -166,9 +166,7 @@ class WarmStartRecipe:
         """
         cycles = self._config.training.cycles
         total = self._config.training.copy_steps + sum(cycle.steps for cycle in cycles)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as self._progress:
-            self._bar = self._progress.add_task("copying", total=total)
+        with Bar(total=total, doing="training") as self._bar:
             for number in range(len(cycles)):
                 held_out = self.train_cycle(number)
                 self._write_policy(self._output_dir / f"cycle-{number + 1}")
@@ -191,7 +189,8 @@ class WarmStartRecipe:
         for step, (batch, rate) in enumerate(zip(self._cycle_batches(number), rates, strict=True), start=before + 1):
             losses.append(self._step(batch, rate))
             phase = "copying" if step <= options.copy_steps else f"cycle {number + 1}"
-            self._progress.update(self._bar, advance=1, description=f"{phase}, loss {losses[-1]:.3f}")
+            self._bar.set_description(f"{phase}, loss {losses[-1]:.3f}", refresh=False)
+            self._bar.update()
             if step % options.log_every == 0 or step == last:
                 recent = losses[-options.log_every :]
                 seconds = round(time.monotonic() - started, 1)

@@ -23,7 +23,6 @@ alone, and each recipe ignores the others' keys. The section ``when`` holds keys
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,10 +307,8 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
 def _check_no_section(key: str, before: Any, value: str) -> None:
     """Refuse a text in place of a section, whose keys others refer to."""
     if isinstance(before, dict) and before and "_component_" not in before and not value.startswith(("{", "$")):
-        plain = re.match(r"[\w./~-]+$", value)
-        named = next((name for name in ("path", "name") if plain and name in before), None)
-        some = f"set one of them, such as {key}.{next(iter(before))}"
-        cure = f"did you mean {key}.{named}={value}?" if named else some
+        first = next((name for name in ("path", "name") if name in before), next(iter(before)))
+        cure = f"set one of them, such as {key}.{first}"
         require(value in ("null", "None"), f"{key} is a section of keys; {cure}")
 
 

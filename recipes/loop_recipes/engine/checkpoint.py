@@ -51,10 +51,6 @@ class TrainingState:
     further: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
-def checkpoint_folder(root: Path, iteration: int) -> Path:
-    return root / f"iteration_{iteration:04d}"
-
-
 def latest_checkpoint(root: Path) -> Path | None:
     """Return the complete checkpoint of the highest iteration under ``root``, if there is one."""
     checkpoints = _checkpoints(root)
@@ -72,7 +68,7 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
     bring_back(root)
     for leftover in root.glob(".*partial*"):
         _remove(leftover)
-    final = checkpoint_folder(root, iteration)
+    final = root / f"iteration_{iteration:04d}"
     with whole_folder(final) as partial:
         for version, adapter in training.adapters.items():
             save_file(adapter, partial / f"adapter_v{version:04d}.safetensors")

@@ -33,7 +33,7 @@ class Oracle:
     right answer.
 
     ``tried`` names the answers tried as right, ``untried`` says why a task could not be tried. ``broke`` is the first
-    thing that broke, and ``refused`` the first error that answered a right turn.
+    thing that broke.
     """
 
     of: int
@@ -44,7 +44,6 @@ class Oracle:
     tried: list[str] = field(default_factory=list)
     untried: dict[str, str] = field(default_factory=dict)
     broke: str = ""
-    refused: str = ""
 
     @property
     def right_is_worth_nothing(self) -> bool:
@@ -95,7 +94,7 @@ class Oracle:
         if short and any(rewards):
             text += f"; less than 1 on {len(short)} of them, such as {short[0]} ({self.right[short[0]]:.3g})"
         broke = "" if self.right_is_worth_nothing else self.broke  # the warning has it
-        return "; ".join(each for each in (text, broke, self.refused, left) if each)
+        return "; ".join(each for each in (text, broke, left) if each)
 
     def _what(self) -> str:
         if self.solves:
@@ -185,11 +184,6 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
     grade = played.grade
     if grade.broke is not None and not oracle.broke:
         oracle.broke = f"{grade.broke.line} on task {task_id}"
-    if oracle.solves and not oracle.refused:
-        answers = [message.content for message in played.messages if message.role != "assistant"]
-        errors = [line for answer in answers for line in answer.splitlines() if line.startswith("Error:")]
-        if errors:
-            oracle.refused = f"but on task {task_id} it was answered {errors[0]!r:.160}"
     if name and name not in oracle.tried:
         oracle.tried.append(name)
     oracle.right[task_id] = max(grade.reward, oracle.right.get(task_id, 0.0))

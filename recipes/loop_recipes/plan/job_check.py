@@ -5,14 +5,12 @@ The checks read this machine's file system, which a cluster with shared folders 
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,6 @@ from agent_environments.protocol import PoolWithSplits, UnknownTask, create_pool
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line, raised_as
 from loop_recipes.algorithm.method import check_method
-from loop_recipes.config.components import check_component
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.preflight import Checks, check_served, node_checks, tasks_ahead
 from loop_recipes.engine.checkpoint import latest_checkpoint
@@ -59,11 +56,13 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
         return
     unsound = _run(config)
     yield from unsound
-    yield from _head(config)
     yield from _trackers(config)
     yield from _dataset(config, node)
     if not unsound:
-        yield _run_state(config)
+        folder = Path(config.output_dir).resolve()
+        checkpoint = latest_checkpoint(folder / "checkpoints")
+        begin = f"goes on from {checkpoint.name}" if checkpoint is not None else "starts from the beginning"
+        yield ReportRow("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
     try:
         shape = BaseModel.read(node.model.path)
     except ValueError as error:
@@ -181,14 +180,6 @@ def _run(config: LoopConfig) -> list[Problem]:
     return []
 
 
-def _head(config: LoopConfig) -> Iterator[Finding]:
-    """Say which head gives the log-probs, in the words of its class."""
-    with suppress(ConfigError):  # a problem that _run yields
-        head = check_component("log_probs", config.log_probs)
-        first = " ".join((inspect.getdoc(head) or "").split()).partition(". ")[0]
-        yield ReportRow("log-probs", f"{head.__name__}{f', {first}' if first else ''}")
-
-
 def _dataset(config: LoopConfig, node: NodeConfig) -> Iterator[Finding]:
     try:
         ahead = tasks_ahead(config, node)
@@ -283,13 +274,6 @@ def probe_model(path: str, max_context: int) -> Finding:
         return ReportRow("exact", str(probe(path, base, weights | buffers, torch.float32, torch.device("cpu"))))
     except (OSError, ValueError) as error:
         return Problem("exact", f"model: {error}")
-
-
-def _run_state(config: LoopConfig) -> ReportRow:
-    folder = Path(config.output_dir).resolve()
-    checkpoint = latest_checkpoint(folder / "checkpoints")
-    begin = f"goes on from {checkpoint.name}" if checkpoint is not None else "starts from the beginning"
-    return ReportRow("run", f"{folder}, {begin}, to iteration {config.max_iterations}")
 
 
 def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.preflight import check_sharers
 from loop_recipes.config.rollout_node import described_node
+from loop_recipes.engine.diagnostics import training_flops
 from loop_recipes.engine.model import DTYPES, AnyDecoder, meta_model
 from loop_recipes.plan.host_memory import available, check_host, host_line
 from loop_recipes.plan.layer_memory import LayerBytes, layer_bytes
@@ -38,7 +39,7 @@ from loop_recipes.plan.report import (
     problems,
     usual_machines,
 )
-from loop_recipes.plan.time_plan import H100, card_of, rollout_flops, sampled_tokens_per_s, update_work
+from loop_recipes.plan.time_plan import H100, card_of, sampled_tokens_per_s, update_work
 from model_families.base_model import BaseModel
 from rollout_server.config import NodeConfig
 from rollout_server.inference.command import check_divided
@@ -122,7 +123,7 @@ def needs(
 ) -> Iterator[Finding]:
     """Plan the job's needs on its GPUs: memory, and the bounds of an iteration's time, so that configs compare."""
     ranks = GpuDivision.of(machines, node.servers).trainer_gpus
-    flops = None if isinstance(model, ConfigError) else rollout_flops(config, model)
+    flops = None if isinstance(model, ConfigError) else training_flops(model, config.longest_rollout, 0)
     planned = yield from _memory(config, node, machines, shape, lambda: model)
     yield from _host(plan_host(shape, node, planned.trainer, ranks))
     if flops is None:

@@ -9,8 +9,6 @@ import math
 from typing import NamedTuple
 
 from loop_recipes.config.loop_config import LoopConfig
-from loop_recipes.engine.diagnostics import training_flops
-from loop_recipes.engine.model import AnyDecoder
 from loop_recipes.plan.layer_memory import LayerBytes
 from loop_recipes.plan.memory_plan import CACHE, GIB, MemoryPlan
 from model_families.base_model import BaseModel
@@ -62,18 +60,13 @@ def update_work(config: LoopConfig, flops: float, counted: LayerBytes | None) ->
     one backward, for which layers are computed again, and one forward for the old log-probs.
 
     Args:
-        flops: of both passes over one rollout, as :func:`rollout_flops` gives them.
+        flops: of both passes over the longest rollout.
         counted: None for a model of torchtune's modules, whose share of FLOPs was measured.
     """
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
     epochs, again = config.update.epochs, config.enable_activation_checkpointing / 3
     moved = 0.0 if counted is None else counted.moved * config.longest_rollout
     return UpdateWork(rollouts * (epochs + 1 / 3) * flops, rollouts * (epochs * (1 + again) + 1 / 3) * moved)
-
-
-def rollout_flops(config: LoopConfig, model: AnyDecoder) -> float:
-    """Count FLOPs of a pass forward and one backward over the longest rollout, by a ``model`` without storage."""
-    return training_flops(model, config.longest_rollout, 0)
 
 
 def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan, card: Gpu) -> float:

@@ -196,19 +196,3 @@ def test_a_reward_that_gives_no_grade_is_one_line_with_its_file(tmp_path, capfd,
 def test_tasks_are_spread_evenly():
     ids = [str(number) for number in range(10)]
     assert (spread(ids, 5), spread(ids, 3), spread(ids, 20)) == (["0", "2", "4", "6", "8"], ["0", "3", "6"], ids)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "answered"), TEXTS["a_call_of_solve_that_is_refused_is_told_although_the_reward_is_1"]
-)
-def test_a_call_of_solve_that_is_refused_is_told_although_the_reward_is_1(tmp_path, wrong, answered):
-    divide = '\n@tool\ndef divide(by: int) -> float:\n    """Divide."""\n    return 1 / by\n'
-    solve = f'\ndef solve(task):\n    yield {wrong}\n    yield {{"submit": {{"x": str(task["target"])}}}}\n'
-    file = tmp_path / "task.py"
-    file.write_text(
-        REWARD.format("answer, target", "answer == str(target)", "n") + CALCULATOR.format("str") + divide + solve
-    )
-    [right, *_] = OwnTask.read(file).ask_oracle().lines
-    assert right.startswith("right:    solve(task) earns 1 on average of 6 tasks; but on task 0 it was answered ")
-    assert "Error: " in right
-    assert answered in right

@@ -311,13 +311,6 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
         assert re.fullmatch(rf"{name} +{words[0]} +{words[1]}", rows[name]), shown
 
 
-@pytest.mark.parametrize(("words", "head"), TABLES["it_says_which_head_gives_the_log_probs"])
-def test_it_says_which_head_gives_the_log_probs(check_config, words, head):
-    _, shown, problems = check_config(*words)
-    assert re.search(rf"^log-probs +{head}", shown, flags=re.M), (shown, problems)
-    assert not [problem for problem in problems if "log_probs" in problem]
-
-
 def test_a_head_for_half_precision_on_cuda_is_refused_elsewhere(check_config):
     cut = "log_probs=loop_recipes.engine.cut_cross_entropy.CutCrossEntropyLogProbs"
     cores = "log_probs=loop_recipes.engine.logprobs.TensorCoreLogProbs"

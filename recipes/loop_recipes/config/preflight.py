@@ -97,15 +97,24 @@ def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> N
     require(is_adapter(folder), f"{key} {folder} is not a PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
     with raised_as(ConfigError, f"{key} {folder}: ", OSError, ValueError):
         check_adapter(folder, BaseModel.read(config.base_model), MAX_LORA_RANK)
+    check_trained_on(key, folder, config)
+
+
+def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
+    """Check that the adapter of ``key`` was trained on the base weights of ``config``, if the adapter records them.
+
+    Raises:
+        ConfigError: it was trained on others, and ``accept_changes`` is off.
+    """
     with raised_as(ConfigError, f"{key}: "):
-        other = other_base(folder, config.base_model)  # None where the adapter does not record its base
+        other = other_base(adapter, config.base_model)
     if other is None:
         return
     cure = "give the base model that it was trained on, or go on knowingly with accept_changes=True"
-    require(config.accept_changes, f"{key} {folder} {other}; {cure}")
+    require(config.accept_changes, f"{key} {adapter} {other}; {cure}")
     from torchtune import utils  # takes seconds
 
-    utils.log_rank_zero(utils.get_logger("INFO"), f"going on though {key} {folder} {other}")
+    utils.log_rank_zero(utils.get_logger("INFO"), f"going on though {key} {adapter} {other}")
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:

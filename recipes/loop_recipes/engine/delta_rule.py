@@ -92,7 +92,9 @@ def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
             options |= {"initial_state": initial_state, "output_final_state": output_final_state}
             if whole_row.documents is not None:
                 options["cu_seqlens"] = whole_row.documents.borders
-            result: tuple[Tensor, Tensor | None] = rule(query, key, value, g=g, beta=beta, **options)
+            taken = inspect.signature(rule).parameters
+            arguments = {name: option for name, option in options.items() if name in taken}
+            result: tuple[Tensor, Tensor | None] = rule(query, key, value, g=g, beta=beta, **arguments)
             return result
         done, state_before = [], initial_state
         for q, k, v, decay, rate in zip(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -38,8 +38,6 @@ from model_families.weights.hub import is_hub_name, model_folder, pinned
 from rollout_server.config import ModelConfig, read_file
 
 if TYPE_CHECKING:
-    from agent_environments.tools.environment import ToolPool
-    from agent_environments.tools.module import ToolModule
     from loop_recipes.config.loop_config import LoopConfig
 
 ENVIRONMENT = "tools"
@@ -71,7 +69,7 @@ class OwnTask:
     """
 
     file: Path
-    module: ToolModule
+    module: Any
     splits: dict[str, list[str]]
     groups: int
     description: Description
@@ -103,7 +101,7 @@ class OwnTask:
         if len(splits) > 1:
             return replace(task, trained=splits[TRAINED], scored=splits[task.scored_split])
         if groups > 1:
-            pool.module.tasks.hold_out(cast(int, task.held_out_groups))
+            pool.module.tasks.hold_out(task.held_out_groups)
             return replace(task, trained=pool.tasks(TRAINED), scored=pool.tasks(task.scored_split))
         return task
 
@@ -201,10 +199,8 @@ def _unbroken(episodes: list[Played]) -> list[Played]:
     return episodes
 
 
-def _pool(file: Path, options: Mapping[str, Any]) -> ToolPool:
-    return cast(
-        "ToolPool", create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens)
-    )
+def _pool(file: Path, options: Mapping[str, Any]) -> Any:
+    return create_pool(ENVIRONMENT, {**options, "module": str(file), "max_worlds": 1}, words_as_tokens)
 
 
 def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()) -> Path:

@@ -175,8 +175,8 @@ def _run(config: LoopConfig) -> list[Problem]:
     """Return the first missing thing that the config names; the run may exist already."""
     method: Checks = {"method": partial(check_method, config, starts_now=False)}
     for about, check in (method | node_checks(config, starts_now=False)).items():
-        if found := [*problems(about, check)]:
-            return found
+        if missing := [*problems(about, check)]:
+            return missing
     return []
 
 

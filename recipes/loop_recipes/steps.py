@@ -108,22 +108,14 @@ class Steps:
 
 
 def check_finished(run: Path) -> None:
-    """Check that a run has done all its iterations: one that was stopped also ends with status 0.
-
-    Raises:
-        StepFailed: it has not done all iterations of its config.
-    """
+    """Raise StepFailed unless a run has done all its iterations: one that was stopped also ends with status 0."""
     done, wanted = read_metrics(run)[-1]["iteration"], OmegaConf.load(run / "config.yaml").max_iterations
     if done < wanted:
         raise StepFailed(f"{run} was stopped after iteration {done} of {wanted}; the same command goes on from there")
 
 
 def newest_policy(run: Path) -> Path:
-    """Return the newest adapter that a training run exported.
-
-    Raises:
-        StepFailed: it has exported none.
-    """
+    """Return the newest adapter that a training run exported; raise StepFailed where there is none."""
     adapter = newest_adapter(run)
     if adapter is None:
         raise StepFailed(f"{run} holds no policy")

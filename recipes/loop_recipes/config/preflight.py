@@ -77,11 +77,7 @@ def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
 
 
 def check_sharers(sharers: int, ranks: int) -> None:
-    """Check that ``ranks`` fall into groups of ``sharers``.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Raise ConfigError unless ``ranks`` fall into groups of ``sharers``."""
     require(ranks % sharers == 0, f"sequence_parallel is {sharers}; it must divide the {ranks} ranks of the trainer")
 
 
@@ -118,11 +114,7 @@ def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
 
 
 def check_can_write(output_dir: Path, key: str = "output_dir") -> None:
-    """Check that the folder of ``key`` exists or can be made, and can be written to.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Raise ConfigError unless the folder of ``key`` exists or can be made, and can be written to."""
     tilde = str(output_dir).startswith("~")
     require(not tilde, f"{key} {output_dir} begins with ~, which only a shell takes for your home; write the path out")
     folder = output_dir.absolute()
@@ -216,11 +208,7 @@ def _check_new_or_resumed(config: LearnerConfig) -> None:
 
 
 def check_rollout_node(config: LoopConfig) -> None:
-    """Check the source of rollouts.
-
-    Raises:
-        ConfigError: one line that names the key and the cure.
-    """
+    """Check the source of rollouts; a ConfigError is one line that names the key and the cure."""
     for check in node_checks(config).values():
         check()
 
@@ -263,11 +251,7 @@ def _check_servers(node: NodeConfig) -> None:
 
 
 def check_served(model: ModelConfig) -> None:
-    """Check the model of a rollout node as the node would, before a node is started.
-
-    Raises:
-        ConfigError: one line that names the folder and the cure.
-    """
+    """Check the model of a rollout node as the node would; a ConfigError is one line with the folder and the cure."""
     with raised_as(ConfigError, "node.model: "):
         base = BaseModel.read(model.path)
         check_served_as(model.path, base, model.max_context, model.dtype)

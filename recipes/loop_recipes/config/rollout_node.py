@@ -87,11 +87,7 @@ def described_node(config: DictConfig) -> NodeConfig:
 
 
 def check_token(variable: str) -> None:
-    """Check that ``variable`` holds a bearer token.
-
-    Raises:
-        ConfigError: the environment variable ``variable`` does not hold the token of a node that runs elsewhere.
-    """
+    """Raise ConfigError unless the environment variable holds the token of a node that runs elsewhere."""
     require(read_token(variable), f"the environment variable {variable} must hold the rollout node's bearer token")
 
 

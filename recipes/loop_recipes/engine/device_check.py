@@ -71,11 +71,7 @@ def _begin_cuda(gpus: int, ranks: int) -> None:
 
 
 def check_matmul(device: torch.device, dtype: torch.dtype) -> None:
-    """Check that the device multiplies matrices in ``dtype``.
-
-    Raises:
-        ConfigError: it fails, or its result is wrong.
-    """
+    """Raise ConfigError unless the device multiplies matrices in ``dtype``, with the right result."""
     try:
         ones = torch.ones(64, 64, device=device, dtype=dtype)
         result = (ones @ ones).float().cpu()

@@ -227,21 +227,13 @@ class AutoLogProbs:
 
 
 def refuse_trained_head(weight: Tensor, name: str) -> None:
-    """Check that the head called ``name`` need not give a gradient for its weight.
-
-    Raises:
-        ValueError: the weight wants one.
-    """
+    """Raise ValueError if the head called ``name`` would have to give a gradient for its weight."""
     if torch.is_grad_enabled() and weight.requires_grad:
         raise ValueError(f"{name} computes no gradient for the head, but its weight wants one; use FullLogProbs")
 
 
 def require_half_on_cuda(hidden: Tensor, weight: Tensor, name: str) -> None:
-    """Check that the tensors for the head called ``name`` are of one half precision on CUDA.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Raise ValueError unless the tensors for the head called ``name`` are of one half precision on CUDA."""
     if not hidden.is_cuda or hidden.dtype not in HALF:
         raise ValueError(
             f"{name} needs bf16 or fp16 hidden states on CUDA, not {hidden.dtype} on {hidden.device.type}; use "

@@ -173,21 +173,13 @@ def neighbour_heads(model: AnyDecoder) -> int | None:
 
 
 def check_context(model: AnyDecoder, tokens: int, key: str) -> None:
-    """Check that the model takes rollouts of ``tokens`` tokens.
-
-    Raises:
-        ConfigError: the model takes fewer tokens than a rollout may have by ``key``.
-    """
+    """Raise ConfigError if the model takes fewer than the ``tokens`` that a rollout may have by ``key``."""
     if tokens > model.max_seq_len:
         raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
 
 
 def check_shared(model: AnyDecoder, sharers: int) -> None:
-    """Check that so many ranks can share a row of the model.
-
-    Raises:
-        ConfigError: its layers have a state along the row, which ranks do not hand on.
-    """
+    """Raise ConfigError if ranks share rows of a model whose layers have a state along the row."""
     if sharers > 1 and not isinstance(model, TransformerDecoder) and model.mixers:
         raise ConfigError(
             f"sequence_parallel is {sharers}, and the layers of a {model.base.model_type} have a state along the row, "

@@ -72,11 +72,7 @@ def host_line(parts: Mapping[str, float]) -> str:
 
 
 def check_host(parts: Mapping[str, float], free: Available) -> None:
-    """Check that the ``free`` memory holds ``parts``, GiB by use.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise ConfigError unless the ``free`` memory holds ``parts``, GiB by use."""
     require(
         sum(parts.values()) <= free.gib,
         f"host's memory: the job needs {host_line(parts)}; {free.by} leaves {free.gib:.1f} GiB: give the job more "
@@ -85,12 +81,9 @@ def check_host(parts: Mapping[str, float], free: Available) -> None:
 
 
 def check_host_memory(config: LoopConfig) -> None:
-    """Check that this machine has the memory that trainer and launched node will take.
+    """Raise ConfigError unless this machine has the memory that trainer and launched node will take.
 
     Only the first rank of a machine checks: the others might count memory that the first has begun to take.
-
-    Raises:
-        ConfigError: the machine has less.
     """
     if launched("LOCAL_RANK", 0) > 0:
         return

@@ -79,11 +79,7 @@ def continuation_state(log: Path) -> dict[str, Any]:
 
 
 def _client(log: Path) -> RolloutClient:
-    """Connect to the node that wrote ``log`` among its collections.
-
-    Raises:
-        CannotContinue: no node is running.
-    """
+    """Connect to the node that wrote ``log`` among its collections; raise CannotContinue where it does not run."""
     root = log.parent.parent
     url = node_address(root)
     if url is None:

@@ -321,15 +321,6 @@ def test_a_head_for_half_precision_on_cuda_is_refused_elsewhere(check_config):
         assert "give log_probs=loop_recipes.engine.logprobs.AutoLogProbs" in problem
 
 
-def test_an_adapter_of_two_bytes_takes_half_the_disk(check_32b):
-    def disk(dtype):
-        _, shown, _ = check_32b(f"adapter_dtype={dtype}", "max_iterations=1000")
-        return float(re.search(r"^disk +about ([\d.]+) GiB", shown, flags=re.M)[1])
-
-    assert disk("bf16") == disk("fp16")
-    assert disk("fp32") - disk("bf16") == pytest.approx(250, abs=0.2)  # 2 bytes of 134,217,728 parameters
-
-
 @pytest.mark.parametrize(("words", "message"), TABLES["what_cannot_be_looked_at_is_one_line"])
 def test_what_cannot_be_looked_at_is_one_line(check_32b, words, message):
     code, _, _ = check_32b(*words)

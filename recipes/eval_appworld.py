@@ -17,6 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from agent_environments.description import description_of
 from agent_environments.pool_metadata import (
     FinalState,
     FinishedRuns,
@@ -25,7 +26,7 @@ from agent_environments.pool_metadata import (
     packages_of,
     write_states,
 )
-from agent_environments.protocol import UnknownTask
+from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
@@ -47,6 +48,7 @@ from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.report import (
     Protocol,
     compare_cells,
+    read_report,
     score_cells,
     terminal_table,
     write_report,
@@ -103,18 +105,41 @@ class EvalAppWorldRecipe:
         """Start or find the node, and set up endpoints; read the tasks and the node's description."""
         self._cleanup.enter_context(lock_run(self._output_dir))
         self._store = ResultStore(self._output_dir / "journal.jsonl")
-        for policy in self._policies:
-            if policy.endpoint is not None:
-                self._endpoint_part().check_reached(policy.endpoint)
-        if any(policy.endpoint is None for policy in self._policies):
-            self._setup_node()
-        if any(policy.endpoint is not None for policy in self._policies):
-            self._setup_endpoints()
+        if not self._is_finished():
+            for policy in self._policies:
+                if policy.endpoint is not None:
+                    self._endpoint_part().check_reached(policy.endpoint)
+            if any(policy.endpoint is None for policy in self._policies):
+                self._setup_node()
+            if any(policy.endpoint is not None for policy in self._policies):
+                self._setup_endpoints()
         with raised_as(ConfigError, "environment_turns."):
             self._environment.check_environments(self._config.environment_turns, self._tasks)
         with writing(self._output_dir):
             write_description(self._output_dir, self._environment)
         self._groups = task_groups(self._tasks, self._config.groups, self._environment)
+
+    def _is_finished(self) -> bool:
+        """Return whether an earlier start has stored a result of every attempt; False where that is unknown without a
+        node or a world. If True, the facts that results depend on have been read here, as the node would."""
+        conf = self._config
+        if not conf.rollout_node.launch or any(policy.endpoint is not None for policy in self._policies):
+            return False
+        environment = conf.child.environment
+        try:
+            self._model = read_report(self._output_dir)[0]["model"]
+            self._model_digest = model_digest(conf.child.model.path)
+            pool = create_pool(environment.name, environment.options, lambda text: [])
+            self._environment, self._dataset = description_of(environment.name, pool), pool.dataset
+            self._tasks = list(conf.tasks or pool.tasks(str(conf.split)))
+            policies = [self._remarked(policy) for policy in self._policies]
+            if any(self._store.missing(cell) for policy in policies for cell in self._cells(policy)):
+                return False
+        except Exception:  # the node reports what is wrong
+            return False
+        self._policies = policies
+        self._console.print("every rollout is there from an earlier start: no node is needed")
+        return True
 
     def _setup_node(self) -> None:
         conf, child = self._config, None

@@ -36,6 +36,8 @@ packages add theirs: an entry point of the group ``torchtune_loop.verbs`` is suc
 
 CLIENT_VERBS = ("init", "try", "view", "doctor")
 """Verbs that need none of the extra ``train``."""
+OTHER_WORDS = {"run": "train", "resume": "train"}
+"""Words for verbs in other programs -> our verb; no name of ours resembles them."""
 NOTES = """\
 CONFIG is a YAML file, or a name from `tune ls`. Change it by key=value, or
 remove a key by ~key. `loop VERB --help` lists a verb's options."""
@@ -46,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     prepare_process()
     show_all_text()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if len(words) > 1 and words[0] in ("-h", "--help"):
+        words = [*words[1:], words[0]]
     if words == ["--version"]:
         print(f"torchtune-loop {version('torchtune-loop')}")
         return 0
@@ -57,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
             print(help_text())
             return 0
         named = " ".join(words[: 2 if of_two else 1])
-        cure = nearest(named, [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
+        cure = nearest(OTHER_WORDS.get(named, named), [*verbs, "--help", "--version"], f"there are: {', '.join(verbs)}")
         sys.exit(f"loop: no verb {named!r}; {cure}")
     if verb not in CLIENT_VERBS and find_spec("torch") is None:
         sys.exit(f"loop {verb}: torch is not installed: pip install 'torchtune-loop[train]'")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,38 @@ async def test_a_whole_evaluation(policy, tmp_path, monkeypatch):
     assert "AppWorld" not in markdown
     assert "6 turns, 64 tokens a turn, 1000 tokens of context" in markdown
     assert "Best policy (T=0): **base**" in markdown
+
+
+async def test_a_finished_evaluation_needs_no_node(policy, tmp_path, monkeypatch, capsys):
+    """Asked again with a node to launch; whatever a result rests on is looked at before."""
+    async with local_node(policy, tmp_path / "node", publish=False) as local:
+        local.vllm.speak = lambda rng: solve(4)
+        launched = {"launch": True}
+        node = {"root": str(tmp_path / "node2"), "model": {"path": str(policy / "model")}}
+        cfg = config(policy, tmp_path, rollout_node=launched, samplings=[{"runs": 1}])
+        cfg = OmegaConf.merge(cfg, {"node": node | {"environment": {"name": "counter"}}})
+        opened = []
+
+        def open_nodes(conf, child, output_dir, deadline_s):
+            opened.append(output_dir)
+            return real(replace(conf, launch=False, url=local.url), None, output_dir, deadline_s)
+
+        real = eval_appworld.open_nodes
+        monkeypatch.setattr(eval_appworld, "open_nodes", open_nodes)
+        files = await asyncio.to_thread(run, cfg)
+        first = [path.read_text() for path in files]
+        assert len(opened) == 1
+        capsys.readouterr()
+        again = await asyncio.to_thread(run, cfg)
+        assert len(opened) == 1, "a node was started to print a table"
+        assert [path.read_text() for path in again] == first
+        shown = capsys.readouterr().out
+        assert "every rollout is there from an earlier start" in shown
+        assert "counter, dev" in shown
+        for change in ({"seed": 1}, {"limits": {"max_turns": 5}}, {"samplings": [{"runs": 2}]}, {"split": "train"}):
+            before = len(opened)
+            await asyncio.to_thread(run, OmegaConf.merge(cfg, change))
+            assert len(opened) == before + 1, change
 
 
 async def test_a_mixture_is_scored_by_environment_and_group(policy, tmp_path):

@@ -9,17 +9,36 @@ import re
 import textwrap
 from typing import NoReturn
 
-_EXAMPLE = re.compile(r" *(?:[A-Z_]+=\S+ )*loop \S")
+from loop_formats.schema import fields_of, keys_meant
+from loop_recipes.paths import KINDS, config_files
+from rollout_server.config import as_written
+
+_EXAMPLE = re.compile(r"( *(?:[A-Z_]+=\S+ )*loop \S.*?)(?: {3,}(\S.*))?")
 
 
 class _Help(argparse.HelpFormatter):
-    """Fills the paragraphs of a docstring, but not its commands, which can be copied as they are."""
+    """Fills the paragraphs of a docstring, but not its commands. Where a command and the words beside it are wider
+    than the terminal, the words go below the command."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = text.replace("``", "`").split("\n\n")
-        return "\n\n".join(
-            each if _EXAMPLE.match(each) else textwrap.fill(each, width, break_on_hyphens=False) for each in paragraphs
-        )
+        return "\n\n".join(self._paragraph(paragraph.replace("``", "`"), width) for paragraph in text.split("\n\n"))
+
+    def _paragraph(self, text: str, width: int) -> str:
+        lines = text.splitlines()
+        if not _EXAMPLE.fullmatch(lines[0]) or all(len(line) <= width for line in lines):
+            return text if _EXAMPLE.fullmatch(lines[0]) else textwrap.fill(text, width, break_on_hyphens=False)
+        examples: list[tuple[str, list[str]]] = []
+        for line in lines:
+            if match := _EXAMPLE.fullmatch(line):
+                examples.append((match[1], [match[2] or ""]))
+            else:
+                examples[-1][1].append(line.strip())
+        written = []
+        for command, beside in examples:
+            notes = textwrap.wrap(" ".join(filter(None, beside)), width - 8, break_on_hyphens=False)
+            words = textwrap.wrap(command, width - 2, subsequent_indent=" " * 12, break_on_hyphens=False)
+            written += [" \\\n".join(words), *(f"        {line}" for line in notes)]
+        return "\n".join(written)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,9 +50,22 @@ class _Parser(argparse.ArgumentParser):
             option, options = match[1], self._option_string_actions
             near = difflib.get_close_matches(option, [*options], n=1, cutoff=0.7)
             keys = any(action.metavar == "key=value" for action in self._actions)
-            cure = f"; a key has no dashes: {option.lstrip('-').replace('-', '_')}=VALUE" if keys else ""
+            word = _as_word(option.lstrip("-").replace("-", "_"), of_training=self.prog != "loop eval")
+            cure = f"; a key has no dashes: {word}" if keys else ""
             message += f"; did you mean {near[0]}?" if near else cure
         super().error(message)
+
+
+def _as_word(name: str, of_training: bool) -> str:
+    """Return the word that replaces an unknown option ``name`` after a config: ``key=VALUE``, or a shipped file."""
+    from loop_recipes.config.files import compose  # the schemas, which the help does not need
+    from loop_recipes.config.loop_config import LoopConfig
+
+    if (kind := next((kind for kind, files in config_files().items() if name in files), None)) is not None:
+        return f"{kind}={name}"
+    known = not of_training or name in (*KINDS, *fields_of(LoopConfig))
+    matches = [] if known else keys_meant(LoopConfig, as_written(compose("tiny_cpu")), name)
+    return f"{matches[0] if len(matches) == 1 else name}=VALUE"
 
 
 def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:

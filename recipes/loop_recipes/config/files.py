@@ -96,18 +96,31 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
     Raises:
         ConfigError: a word is neither ``key=value`` nor ``~key``.
     """
-    for word in words:
+    for word, after in zip(words, (*words[1:], ""), strict=False):
         _check_no_kind(word.partition("=")[0])
         if not word.startswith("~") and ("=" not in word or word.startswith(("-", "="))):
-            kind = next((kind for kind in KINDS[1:] if word in config_files(recipe)[kind]), None)
-            usual = "after the config come key=value, or ~key to leave one out"
-            raise ConfigError(f"{word!r} is not understood; {f'did you mean {kind}={word}?' if kind else usual}")
+            raise ConfigError(f"{word!r} is not understood; {_word_cure(word, after, recipe)}")
 
 
 def _check_no_kind(key: str) -> None:
     """Refuse a misspelt kind as a key: kinds are in no schema."""
     if key not in KINDS and (near := similar_names(key, KINDS, TYPING_ERROR)):
         raise ConfigError(f"unknown key {key!r}; {did_you_mean(near)}")
+
+
+def _word_cure(word: str, after: str, recipe: str) -> str:
+    """Return the cure for a word that is not ``key=value``, with the word ``after`` it."""
+    known = config_files(recipe)
+    if Path(word).is_dir():
+        return f"did you mean {'run' if recipe == 'eval_appworld' else 'output_dir'}={word}?"
+    if after.startswith("=") or word == "=":
+        return "no blanks stand around the = of key=value"
+    for kind in KINDS[1:]:
+        if word in known[kind]:
+            return f"did you mean {kind}={word}?"
+    if after and "=" not in after:
+        return f"did you mean {word}={after}?"
+    return "after the config come key=value, or ~key to leave one out"
 
 
 def config_name(name: str, recipe: str) -> str:
@@ -259,18 +272,31 @@ def _file_of_run(name: str, recipe: str) -> Path:
     is_file = Path(name).is_file()
     if is_file and name.endswith(".py"):
         written = Path("runs", Path(name).stem, "train.yaml")
-        raise ConfigError(
-            f"{name} is a file of functions, not a config: `loop try {name}` plays its tasks, `loop train {name} "
-            f"--model MODEL` trains on it and writes the config, {written}"
-        )
+        train = f"`loop train {name} --model MODEL` trains on it and writes the config"
+        cure = f"`loop try {name}` plays its tasks, {train}"
+        if written.is_file():
+            cure = "give the one that its training wrote"
+        raise ConfigError(f"{name} is a file of functions, not a config: {cure}, {written}")
     if stem in known or is_file:
         return known.get(stem) or Path(name).resolve()
-    if stem and Path(stem).is_dir():
-        resumed = f"output_dir={stem} resume_from_checkpoint=True"
-        words = f"run={stem}" if recipe == "eval_appworld" else resumed
-        raise ConfigError(f"{stem} is a folder, not a config; give the config that it began with and {words}")
+    folder = Path(stem) if Path(stem).is_dir() else Path("runs") / stem
+    if stem and folder.is_dir():
+        raise ConfigError(f"{folder} is a folder, not a config; give {_config_of(folder, recipe)}")
     cure = _file_cure(name, Path(stem).stem if stem.endswith(".yaml") else stem, Path(), known, f"{recipe}/")
+    if (functions := Path(f"{stem}.py")).is_file():
+        cure = f"did you mean {functions}?"
     raise ConfigError(f"no config {config_name(name, recipe)!r}; {cure}")
+
+
+def _config_of(folder: Path, recipe: str) -> str:
+    """Return the words to give in place of a run's folder."""
+    own, stored = folder / "train.yaml", folder / "config.yaml"
+    if own.is_file():
+        return str(own)
+    if recipe == "eval_appworld":
+        return f"a config and run={folder}"
+    config = stored if stored.is_file() else "the config that it began with"
+    return f"{config} and output_dir={folder} resume_from_checkpoint=True"
 
 
 def _file_cure(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:

@@ -1,16 +1,16 @@
 """Runs a rollout node, or talks to a running one.
 
-    loop node qwen2_5_32b output_dir=runs/a -- host=0.0.0.0 port=8700
-    loop node --file runs/a/rollout_node.yaml port=8700
-    loop node status runs/a
-    loop node cancel http://127.0.0.1:8700 ID
+    loop node qwen2_5_32b output_dir=runs/a -- host=0.0.0.0 port=8700     the node of a training config
+    loop node --file runs/a/rollout_node.yaml port=8700                  the node of a YAML
+    loop node status runs/a                                              its episodes, servers, policy versions
+    loop node cancel http://127.0.0.1:8700 ID                            end a collection
 
-The node is that of a training config, or of a YAML of its own. Words before -- change the config; words after it change
-the node. ``status`` shows episodes, servers and policy versions; ``cancel`` ends a collection.
+Words before -- change the config; words after it change the node.
 """
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.words:
         parser.error("give a config of loop_appworld, or a node's YAML with --file")
     name, *overrides = options.words
+    if talk := difflib.get_close_matches(name, ("status", "cancel"), n=1):
+        parser.error(f"no config {name!r}; did you mean {talk[0]!r}?")
+    if (yaml := Path(name, "rollout_node.yaml")).is_file():
+        parser.error(f"{name} is a folder, not a config; did you mean --file {yaml}?")
     try:
         file = _write_yaml(compose(name, overrides))
     except (ConfigError, OSError) as error:

@@ -1,14 +1,12 @@
 """Plays a few tasks of a file, or of a config's environment, before anything is trained. No model is needed.
 
-    loop try my_tools.py
-    loop try my_tools.py --by-hand
-    loop try my_tools.py --model FOLDER node.model.thinking=off
-    loop try my_run.yaml
-
-It shows the agent's messages, and the rewards of doing nothing and of right answers; the expert of a config's
-environment, if there is one, plays the right answers. By hand you are the agent: ``guess number=10`` calls a tool, any
-other line is text, and an empty line ends the episode. With a model, key=value words mean the same as for
-``loop train``.
+loop try my_tools.py                shows the agent's messages, and the rewards of doing nothing and of right answers
+loop try my_tools.py --by-hand      you are the agent: `guess number=10` calls a tool, any other line is text,
+                                    and an empty line ends the episode
+loop try my_tools.py --model FOLDER node.model.thinking=off
+                                    a model plays; key=value words mean the same as for `loop train`
+loop try my_run.yaml                the same for the environment of a config; its expert, if there is one, plays the
+                                    right answers
 """
 
 from __future__ import annotations

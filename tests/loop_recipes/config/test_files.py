@@ -165,11 +165,24 @@ def test_a_mistake_is_one_line(tmp_path, recipe, words, message):
     assert "\n" not in str(caught.value)
 
 
-def test_the_config_that_a_run_stores_is_one(tmp_path):
+def test_in_place_of_a_run_the_config_that_it_stores_is_named_and_is_one(tmp_path, monkeypatch):
     config = compose("tiny_cpu", ["world=babyai", "algorithm=[rloo,horizon_curriculum]", f"output_dir={tmp_path}"])
     stored = written(tmp_path, "config.yaml", OmegaConf.to_yaml(as_config(as_keys(read_config(config, LoopConfig)))))
-    again = read_config(compose(stored, ["resume_from_checkpoint=True"]), LoopConfig)
-    assert (again.resume_from_checkpoint, again.child.environment.name) == (True, "babyai")
+    words = [f"output_dir={tmp_path}", "resume_from_checkpoint=True"]
+    with pytest.raises(ConfigError) as refused:
+        compose(str(tmp_path))
+    assert str(refused.value) == f"{tmp_path} is a folder, not a config; give {stored} and {' '.join(words)}"
+    again, asked = (read_config(compose(name, words), LoopConfig) for name in (stored, "tiny_cpu"))
+    assert again.resume_from_checkpoint
+    assert again.child.environment.name == "babyai" != asked.child.environment.name
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "runs/demo", "metrics.jsonl", "")
+    with pytest.raises(ConfigError, match=r"^runs/demo is a folder, not a config; give a config and run=runs/demo$"):
+        compose("demo", (), "eval_appworld")
+    own = written(tmp_path, "train.yaml", "machine: tiny_cpu\n")
+    for recipe in ("loop_appworld", "eval_appworld"):
+        with pytest.raises(ConfigError, match=f"is a folder, not a config; give {own}$"):
+            compose(str(tmp_path), (), recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -177,11 +190,15 @@ def test_the_config_that_a_run_stores_is_one(tmp_path):
     ("name", "word", "message"),
     [
         *(("tiny_cpu", word, f"'{word}' is not understood; .* come key=value") for word in ("--seed=1", "=1", "-seed")),
+        ("tiny_cpu", "seed=[", r"seed=\[: while parsing"),
         ("loop_appworld/tiny_tpu", "seed=1", r"(did you mean 'tiny_[cg]pu'\?|there are: .*_appworld/tiny_cpu)"),
+        ("broken.yaml", "seed=1", "broken.yaml: "),
         ("", "seed=1", "no config"),
     ],
 )
-def test_a_mistake_is_one_line_of_the_recipe(monkeypatch, recipe, name, word, message):
+def test_a_mistake_is_one_line_of_the_recipe(tmp_path, monkeypatch, recipe, name, word, message):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "broken.yaml", "a: [1\nb: 2\n")
     monkeypatch.setattr(sys, "argv", [f"/somewhere/{recipe}.py", "--config", name, "~seed", word])
     with pytest.raises(SystemExit, match=f"^{recipe}: .*{message}") as caught:
         import_module(recipe).recipe_main()
@@ -206,3 +223,14 @@ def test_a_misspelt_key_is_refused_wherever_it_stands(tmp_path):
 def test_words_are_merged_as_torchtune_merges_them(words):
     keys = plain(compose("qwen2_5_32b"))
     assert compose("qwen2_5_32b", words) == _merge_yaml_and_cli_args(Namespace(**keys), words)
+
+
+def test_a_file_of_functions_is_told_the_config_that_its_training_wrote(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(ConfigError, match=r"`loop train mine\.py --model MODEL` trains on it and writes the config"):
+        compose("mine.py", [], "eval_appworld")
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/train.yaml").touch()
+    with pytest.raises(ConfigError, match=r"config: give the one that its training wrote, runs/mine/train\.yaml$"):
+        compose("mine.py", [], "eval_appworld")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import eval_appworld
 from agent_environments.counter import CounterEnvironment
 from agent_environments.description import Description
 from eval_appworld import EvalAppWorldRecipe

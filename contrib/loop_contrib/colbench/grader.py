@@ -10,10 +10,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from typing import Any
 from agent_environments.protocol import EnvironmentCrashed
 from loop_contrib.colbench.task import ColBenchTask
 from loop_plumbing.breakage import raised_as
-from loop_plumbing.moving import Stalled, while_moving
+from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +29,9 @@ LEVELS = ("none", "rlimits", "seccomp")
 """Levels of agent_environments/sandbox; bubblewrap is for servers."""
 MAX_OUTPUT = 1 << 22
 """Bytes of the value of one call."""
-ENVIRONMENT = {
+VARIABLES = {
     "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
     # Packages that are loaded before the process is sealed must start no threads, which would not be.
-    "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
@@ -80,7 +73,7 @@ class GraderLimits:
 
 
 class CodeGrader:
-    """Grades answers; :meth:`open` finds the sandbox's level.
+    """Grades answers.
 
     Args:
         python: interpreter for answers and references.
@@ -90,29 +83,27 @@ class CodeGrader:
     def __init__(self, python: str, limits: GraderLimits, minimum: str) -> None:
         if minimum not in LEVELS:
             raise ValueError(f"sandbox_minimum is {minimum!r}; levels are {', '.join(LEVELS)}")
-        self._python = python
         self._limits = limits
         self._minimum = minimum
         self._expected: dict[str, list[Outcome]] = {}
         self.level = ""
+        config = {"memory_mb": limits.memory_mb, "cpu_s": limits.call_cpu_s}
+        name, command = f"grader ({python})", (python, "-I", str(PROGRAM))
+        variables = scrubbed_environment(**VARIABLES)
+        self._server = ForkServer(name, command, config, EnvironmentCrashed, variables, longest_answer=MAX_OUTPUT)
 
     async def open(self) -> None:
         """Raises PermissionError below the minimum, and EnvironmentCrashed where the interpreter does not work."""
-        process = await self._start("probe")
-        try:
-            out, err = await while_moving(process.communicate(), process.pid)
-        except Stalled as error:
-            raise EnvironmentCrashed(f"{self._python} {error} while it probed the sandbox") from error
-        finally:
-            await _end(process)
-        self.level = out.decode(errors="replace").strip()
-        if self.level not in LEVELS:
-            raise EnvironmentCrashed(f"the grader does not run under {self._python}: {err.decode(errors='replace')}")
+        self.level = (await self._server.start())["level"]
         if LEVELS.index(self.level) < LEVELS.index(self._minimum):
             raise PermissionError(
                 f"the strongest sandbox that works here is {self.level!r}, below sandbox_minimum {self._minimum!r}: "
                 "the kernel, or the container, refuses seccomp filters; or lower sandbox_minimum"
             )
+
+    async def close(self) -> None:
+        """End the interpreter."""
+        await self._server.close()
 
     async def passed(self, task: ColBenchTask, code: str) -> list[bool]:
         """Return for each of the task's calls whether ``code`` gives what the reference gives.
@@ -141,64 +132,28 @@ class CodeGrader:
 
     async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
         """Return the outcome of each call, ``{}`` for a call without one."""
-        limits = self._limits
-        sizes = (limits.memory_mb, limits.call_cpu_s, len(calls))
-        process = await self._start(self.level, *map(str, sizes), *packages)
+        processes: list[ForkedProcess] = []
+        outcomes: list[Outcome] = []
         try:
-            stdin, stdout = process.stdin, process.stdout
-            if stdin is None or stdout is None:
-                raise ValueError("the process was started without pipes")
-            try:
-                ready = await while_moving(stdout.readline(), process.pid)
-            except Stalled:
-                ready = b""
-            if ready != b"ready\n":
-                message = ready.decode(errors="replace").strip() or "it said nothing"
-                raise EnvironmentCrashed(f"the grader's process did not start under {self._python}: {message}")
-            lines: list[bytes] = []
+            for _ in calls:
+                processes.append(await self._server.fork())
+                with raised_as(EnvironmentCrashed, "the grader's process is not sealed: ", ProcessEnded):
+                    answer = await processes[-1].exchange_while_it_moves({"packages": packages})
+                if "failed" in answer:
+                    raise EnvironmentCrashed(f"the grader's process is not sealed: {answer['failed']}")
             # From here on the answer's code runs: whatever happens is its doing.
-            with contextlib.suppress(TimeoutError, OSError, ValueError):
-                async with asyncio.timeout(limits.answer_timeout_s):
-                    request = {"code": code, "calls": list(calls), "longest": MAX_OUTPUT}
-                    stdin.write(json.dumps(request).encode())
-                    stdin.close()
-                    while len(lines) < len(calls) and (line := await stdout.readline()):
-                        lines.append(line)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.answer_timeout_s):
+                    for process, call in zip(processes, calls, strict=True):
+                        outcomes.append(await _outcome(process, code, call))
         finally:
-            await _end(process)
-        outcomes = [_read(line) for line in lines]
+            for process in processes:
+                process.kill()
         return outcomes + [{}] * (len(calls) - len(outcomes))
 
-    async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
-        with raised_as(EnvironmentCrashed, f"the grader cannot start {self._python}: ", OSError):
-            return await asyncio.create_subprocess_exec(
-                self._python,
-                "-I",
-                str(PROGRAM),
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE if arguments == ("probe",) else asyncio.subprocess.DEVNULL,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-                limit=MAX_OUTPUT + 1,
-            )
 
-
-def _read(line: bytes) -> Outcome:
-    """Read a line of the process, which an answer's code may have written."""
+async def _outcome(process: ForkedProcess, code: str, call: str) -> Outcome:
     try:
-        outcome = json.loads(line)
-    except (ValueError, RecursionError):
+        return await process.exchange({"code": code, "call": call})
+    except ProcessEnded:
         return {}
-    return outcome if isinstance(outcome, dict) else {}
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it and what it may have started, and return when it is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(
-            process.pid, signal.SIGKILL
-        )  # it leads its group; Process.kill() would race with asyncio for its status
-    await process.wait()

@@ -168,3 +168,4 @@ class ColBenchPool:
     async def close(self) -> None:
         self._slots.close()
         await self.human.close()
+        await self.grader.close()

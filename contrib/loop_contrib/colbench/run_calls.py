@@ -1,16 +1,14 @@
-"""Runs an answer's calls in the sandbox; a program, run by path, that imports nothing of the project but the sandbox.
+"""Runs the calls of answers, each in a sealed process of its own (:mod:`loop_plumbing.fork_server`).
 
-    python -I run_calls.py probe                      prints the strongest level that holds here
-    python -I run_calls.py LEVEL MEMORY_MB CPU_S CALLS PACKAGE...
-                                                      prints "ready" when sealed, then takes {"code", "calls",
-                                                      "longest"} on standard input
+    python -I run_calls.py SOCKET
 
-The packages are those that the reference imports: most could not be loaded any more by a process that is sealed.
+Runs by path under the answers' interpreter. The first line of standard input is a JSON object with ``memory_mb`` and
+``cpu_s``, the processor time of a call. It is ready with ``level``, the strongest level of the sandbox that holds here.
 
-Every call has a process of its own, forked and sealed before there is a request, so that code which runs for one call
-can learn nothing of the others. One JSON line per call: ``{"value": ...}`` in the form of :func:`portable`, or
-``{"raised": name}``; ``{}`` where its process ended without a line, or with one of more than "longest" bytes. A call
-may use CPU_S seconds of processor time.
+A process first gets the packages that the reference imports, as most could not be loaded any more by a process that is
+sealed. It seals itself, and answers ``{"sealed": true}``, or says why not: ``{"failed": ...}``. Only then does it get
+``{"code": ..., "call": ...}``, so code that runs for one call can learn nothing of the others. It answers
+``{"value": ...}`` in the form of :func:`portable`, or ``{"raised": name}``.
 """
 
 from __future__ import annotations
@@ -22,23 +20,24 @@ import math
 import os
 import resource
 import signal
+import socket
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-sys.path.insert(
-    0,
-    next(
-        str(above / "agent_environments/sandbox")
-        for above in Path(__file__).parents
-        if (above / "agent_environments").is_dir()
-    ),
+# Behind the packages of this interpreter; and files that import each other by name.
+sys.path.append(
+    next(str(above) for above in Path(__file__).resolve().parents if (above / "agent_environments").is_dir())
 )
+sys.path.insert(0, f"{sys.path[-1]}/agent_environments/sandbox")
 
 import opened_files
 import sandbox
 
-READY = b"ready\n"
+from loop_plumbing import fork_server
+
+del sys.path[0], sys.path[-1]  # answers have no use for them
 
 
 class CallTooLong(BaseException):
@@ -85,99 +84,44 @@ def _too_long(number: int, frame: Any) -> None:
     raise CallTooLong
 
 
-class SealedProcess(NamedTuple):
-    """A sealed process that waits for its call, and our ends of its pipes."""
-
-    pid: int
-    asking: int
-    answering: int
-
-
-def sealed(level: str, memory_mb: int, cpu_s: float) -> SealedProcess:
-    """Fork one; it has no other descriptor than its own ends. Raises OSError if it could not be sealed."""
-    asked, asking = os.pipe()
-    answering, answer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _be_sealed(asked, answer, level, memory_mb, cpu_s)
-        finally:
-            os._exit(0)
-    os.close(asked)
-    os.close(answer)
-    if not _line(answering, len(READY)):
-        raise OSError("a process could not be sealed")
-    return SealedProcess(pid, asking, answering)
-
-
-def _be_sealed(asked: int, answer: int, level: str, memory_mb: int, cpu_s: float) -> None:
-    sandbox.die_with_parent()
-    sandbox.close_descriptors_except({0, 1, 2, asked, answer})
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    most_s = math.ceil(cpu_s) + 1  # for code that will not be stopped by the timer
-    resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
-    signal.signal(signal.SIGPROF, _too_long)
-    sandbox.confine({"level": level, "memory_mb": memory_mb})
-    _write(answer, READY)
-    with os.fdopen(asked, "rb") as file:
-        request = json.load(file)
-    _write(answer, outcome(request["code"], request["call"], cpu_s).encode() + b"\n")
-
-
-def asked_of(waiting: SealedProcess, code: str, call: str, longest: int) -> bytes:
-    """Return the line of one call; its process is gone then."""
-    try:
-        _write(waiting.asking, json.dumps({"code": code, "call": call}).encode())
-        os.close(waiting.asking)
-        line = _line(waiting.answering, longest)
-    except BrokenPipeError:
-        line = b""
-    os.kill(waiting.pid, signal.SIGKILL)
-    os.waitpid(waiting.pid, 0)
-    os.close(waiting.answering)
-    return line or b"{}\n"
-
-
-def _line(descriptor: int, longest: int) -> bytes:
-    """Read a line; b"" if it has more than ``longest`` bytes, or no end."""
-    line = b""
-    while len(line) <= longest and (chunk := os.read(descriptor, 1 << 16)):
-        line += chunk
-        if b"\n" in chunk:
-            line = line[: line.index(b"\n") + 1]
-            return line if len(line) <= longest else b""
-    return b""
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def main() -> None:
-    if sys.argv[1] == "probe":
-        print(sandbox.probe())
-        return
-    level, memory_mb, cpu_s, calls, packages = sys.argv[1], *map(float, sys.argv[2:5]), sys.argv[5:]
-    sandbox.die_with_parent()
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    answers = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for printed in (1, 2):
-        os.dup2(null, printed)
-    sandbox.close_descriptors_except({0, 1, 2, answers})
+def seal(packages: Sequence[str], level: str, settings: Mapping[str, Any]) -> str:
+    """Import what the reference needs, and seal this process; returns why it cannot be sealed, "" where it is."""
     for package in packages:
         with contextlib.suppress(Exception):  # it is not installed: the call that needs it fails
             importlib.import_module(package)
     if len(os.listdir("/proc/self/task")) > 1:  # only the thread that asks for it is sealed
-        os.write(answers, f"one of {', '.join(packages)} starts a thread\n".encode())
-        sys.exit(1)
-    opened_files.install()
-    processes = [sealed(level, int(memory_mb), cpu_s) for _ in range(int(calls))]
-    _write(answers, READY)
-    request = json.loads(sys.stdin.buffer.read())
-    for waiting, call in zip(processes, request["calls"], strict=True):
-        _write(answers, asked_of(waiting, request["code"], call, request["longest"]))
+        return f"one of {', '.join(packages)} starts a thread"
+    most_s = math.ceil(settings["cpu_s"]) + 1  # for code that will not be stopped by the timer
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
+    signal.signal(signal.SIGPROF, _too_long)
+    sandbox.confine({"level": level, "memory_mb": settings["memory_mb"]})
+    return ""
+
+
+def main() -> None:
+    settings = json.loads(sys.stdin.readline())
+    level = sandbox.probe()
+
+    def play(connection: socket.socket) -> None:
+        sandbox.silence((0, 1, 2))
+        with os.fdopen(connection.detach(), "rb") as requests:
+            sandbox.close_descriptors_except({0, 1, 2, requests.fileno()})
+            failed = seal(json.loads(requests.readline())["packages"], level, settings)
+            write(requests.fileno(), json.dumps({"failed": failed} if failed else {"sealed": True}))
+            asked = json.loads(requests.readline())
+            write(requests.fileno(), outcome(asked["code"], asked["call"], settings["cpu_s"]))
+
+    def write(descriptor: int, line: str) -> None:
+        rest = memoryview(line.encode() + b"\n")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+    def prepare() -> fork_server.Prepared:
+        opened_files.install()
+        return fork_server.Prepared(play, {"level": level})
+
+    fork_server.serve(socket.socket(fileno=int(sys.argv[1])), prepare)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Answers run in the sandbox: what passes, what fails, and that nothing an answer does is more than a failed test."""
 
+import contextlib
 import sys
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -8,6 +10,7 @@ from agent_environments.protocol import EnvironmentCrashed
 from agent_environments.sandbox import SANDBOX_FOLDER
 from loop_contrib.colbench.grader import CodeGrader, GraderLimits, base_python, packages_of
 from loop_contrib.colbench.task import ColBenchTask
+from loop_plumbing.forked_process import ForkServer
 from support.processes import write_program
 from support.texts import texts_beside
 
@@ -17,16 +20,20 @@ LIMITS = GraderLimits(memory_mb=128, call_cpu_s=1.0, answer_timeout_s=300.0)
 TWICE = "def f(x):\n    return 2 * x"
 
 
-def grader_of(limits, python=None):
-    """One that is open; :meth:`CodeGrader.open` itself is tested below and by the pool's tests."""
+@contextlib.asynccontextmanager
+async def grader_of(limits, python=None):
     grader = CodeGrader(python or base_python(), limits, "seccomp")
-    grader.level = "seccomp"
-    return grader
+    await grader.open()
+    try:
+        yield grader
+    finally:
+        await grader.close()
 
 
 @pytest.fixture
-def grader():
-    return grader_of(LIMITS)
+async def grader():
+    async with grader_of(LIMITS) as grader:
+        yield grader
 
 
 def task_of(reference, *calls):
@@ -49,12 +56,11 @@ async def test_the_standard_library_is_there(grader):
 async def test_packages_of_the_reference_are_there_under_a_python_that_has_them():
     """They are loaded before the process is sealed: with some C libraries no compiled one could be loaded later."""
     pytest.importorskip("numpy")
-    grader = grader_of(LIMITS, sys.executable)
     code = "import numpy as np\nfrom numpy import linalg\ndef f(x):\n    return np.sum(x), linalg.norm(x), np.all(x)"
-    task = task_of(code, "f([3, 4])", "f([0])")
-    assert await grader.passed(task, code) == [True, True]
     plain = "def f(x):\n    return sum(x), sum(y * y for y in x) ** 0.5, all(x)"
-    assert await grader.passed(task, plain) == [True, True]
+    async with grader_of(LIMITS, sys.executable) as grader:
+        for answer in (code, plain):
+            assert await grader.passed(task_of(code, "f([3, 4])", "f([0])"), answer) == [True, True]
 
 
 def test_the_packages_that_code_imports():
@@ -69,8 +75,9 @@ async def test_a_package_that_starts_a_thread_is_named(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "threads.py").write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()")
     python = write_program(tmp_path / "python", f'shift\nPYTHONPATH={folder} exec {sys.executable} "$@"')
-    with pytest.raises(EnvironmentCrashed, match="one of threads starts a thread"):
-        await grader_of(LIMITS, str(python)).passed(task_of("import threads", "1"), TWICE)
+    async with grader_of(LIMITS, str(python)) as grader:
+        with pytest.raises(EnvironmentCrashed, match="one of threads starts a thread"):
+            await grader.passed(task_of("import threads", "1"), TWICE)
 
 
 async def test_where_the_reference_gives_no_value_no_answer_passes(grader, caplog):
@@ -131,12 +138,10 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("code", HOSTILE, ids=range(len(HOSTILE)))
-async def test_a_hostile_answer_only_fails(code):
-    grader = grader_of(GraderLimits(memory_mb=128, call_cpu_s=0.2, answer_timeout_s=10.0))
-    task = task_of(TWICE, "f(1)", "f(2)")
-    grader._expected[task.task_id] = [{"value": 2}, {"value": 4}]
-    assert await grader.passed(task, code) == [False, False]
+async def test_a_hostile_answer_only_fails():
+    async with grader_of(GraderLimits(memory_mb=128, call_cpu_s=0.2, answer_timeout_s=10.0)) as grader:
+        for code in HOSTILE:
+            assert await grader.passed(task_of(TWICE, "f(1)", "f(2)"), code) == [False, False], code
 
 
 async def test_a_forged_line_is_the_answers_own_result(grader):
@@ -170,18 +175,17 @@ async def test_numbers_are_equal_as_in_python_and_nan_is_itself(grader):
     assert await grader.passed(task, listed) == [True, True, False, True, True]
 
 
-async def test_no_interpreter_is_an_error_that_names_it():
-    with pytest.raises(EnvironmentCrashed, match="cannot start /no/python"):
-        await CodeGrader("/no/python", LIMITS, "seccomp").open()
-    with pytest.raises(EnvironmentCrashed, match="does not run under /bin/true"):
-        await CodeGrader("/bin/true", LIMITS, "seccomp").open()
+@pytest.mark.parametrize("python", ["/no/python", "/bin/true"])
+async def test_no_interpreter_is_an_error_that_names_it(python):
+    with pytest.raises(EnvironmentCrashed, match=rf"the grader \({python}\) server does not start"):
+        await CodeGrader(python, LIMITS, "seccomp").open()
 
 
-async def test_a_weaker_sandbox_than_asked_for_is_refused(tmp_path):
-    python = write_program(tmp_path / "python", "echo rlimits")
+async def test_a_weaker_sandbox_than_asked_for_is_refused(monkeypatch):
+    monkeypatch.setattr(ForkServer, "start", AsyncMock(return_value={"level": "rlimits"}))
     with pytest.raises(PermissionError, match="'rlimits', below sandbox_minimum 'seccomp'"):
-        await CodeGrader(str(python), LIMITS, "seccomp").open()
-    await CodeGrader(str(python), LIMITS, "rlimits").open()
+        await CodeGrader(sys.executable, LIMITS, "seccomp").open()
+    await CodeGrader(sys.executable, LIMITS, "rlimits").open()
 
 
 def test_wrong_options_are_refused():

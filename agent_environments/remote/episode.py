@@ -1,4 +1,4 @@
-"""An episode at the end of a line: its deadlines, and bringing back a world whose line was lost."""
+"""Episodes at the end of a line and their pool: deadlines, and bringing back a world whose line was lost."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ import hashlib
 import itertools
 import json
 import logging
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost
-from agent_environments.observation import FAILURE_HEAD
+from agent_environments.observation import FAILURE_HEAD, truncate
 from agent_environments.protocol import (
     Broke,
     EnvironmentCrashed,
     EnvironmentTimeout,
     Grade,
     Message,
+    PoolStatus,
     Requirement,
     StepResult,
     TokenSpans,
     ToolUse,
+    UnknownTask,
+    tasks_of_split,
 )
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
+from agent_environments.slots import Slots
 from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.sanitize import printable
 
 logger = logging.getLogger(__name__)
 
@@ -39,48 +44,6 @@ STEP_BROKE = FAILURE_HEAD + " The world broke while it ran this command. The epi
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True)
-class EpisodeRules:
-    """The rules that the episodes of a pool have in common."""
-
-    token_spans: TokenSpans
-    observation_max_tokens: int
-    step_timeout_s: float
-    start_timeout_s: float
-
-
-class EpisodeHost(Protocol):
-    """The part of a pool that an episode uses."""
-
-    rules: EpisodeRules
-    losses: Losses
-    replays: int
-    no_command: str
-    """The observation after a message without a command."""
-
-    def check_tasks(self, task_ids: list[str]) -> None: ...
-    async def lease(self) -> WorldLine:
-        """Return a line to a place with room for one more episode; raises WorldLost (``REFUSED``) if all are full."""
-
-    async def give_back(self, line: WorldLine) -> None:
-        """Free the place of an episode that has left this line."""
-
-    async def answers(self) -> bool:
-        """Return whether the other side answers any request; called where one command gets no answer in time."""
-
-    def opening(self, answer: dict[str, Any]) -> list[Message]:
-        """Return the messages that open an episode, from the answer to "start"."""
-
-    def command(self, message: str) -> str | None:
-        """Return the command in an assistant message; None for a message without one, which :attr:`no_command`
-        answers."""
-
-    def observation_text(self, observation: str) -> str:
-        """Return the text that the agent reads for the observation in an answer to "step"."""
-
-    def release(self, environment: RemoteEnvironment) -> None: ...
-
-
 class RemoteEnvironment:
     """An episode.
 
@@ -90,9 +53,8 @@ class RemoteEnvironment:
     that is lost for good is ungradable.
     """
 
-    def __init__(self, pool: EpisodeHost) -> None:
+    def __init__(self, pool: RemotePool) -> None:
         self._pool = pool
-        self._rules = pool.rules
         self._number = next(_numbers)
         self._line: WorldLine | None = None
         self._task_id: str | None = None
@@ -101,7 +63,7 @@ class RemoteEnvironment:
         """Commands with the digests of their answers."""
         self._over = False
         self._ungradable: str | None = None
-        self._recovery = Recovery(pool.losses, self, self._rules.start_timeout_s)
+        self._recovery = Recovery(pool.losses, self, self._pool.start_timeout_s)
         """The recovery of the current, or the last, request."""
         self._running: asyncio.Task[StepResult] | None = None
         self._closed = False
@@ -116,7 +78,7 @@ class RemoteEnvironment:
         return self._pool.opening(opening)
 
     def _recovering(self) -> Recovery:
-        self._recovery = Recovery(self._pool.losses, self, self._rules.start_timeout_s)
+        self._recovery = Recovery(self._pool.losses, self, self._pool.start_timeout_s)
         return self._recovery
 
     async def _start_on_a_line(self) -> dict[str, Any]:
@@ -125,7 +87,7 @@ class RemoteEnvironment:
         self._line = await self._pool.lease()
         try:
             return await self._line.call(
-                self._rules.start_timeout_s, "start", episode=self._number, task=str(self._task_id)
+                self._pool.start_timeout_s, "start", episode=self._number, task=str(self._task_id)
             )
         except LineStuck as error:
             raise WorldLost(str(error), Loss.REFUSED) from error
@@ -151,7 +113,7 @@ class RemoteEnvironment:
 
     async def _step(self, command: str) -> StepResult:
         try:
-            answer = await self._ask(self._rules.step_timeout_s, "step", command=command)
+            answer = await self._ask(self._pool.step_timeout_s, "step", command=command)
         except LineStuck as error:
             self._end(f"the last command was cut short, and its world with it: {error}")
             raise EnvironmentTimeout(str(error)) from error
@@ -225,7 +187,7 @@ class RemoteEnvironment:
                 if not same:
                     break
                 replayed = await self._leased.call(
-                    self._rules.step_timeout_s, "step", episode=self._number, command=command
+                    self._pool.step_timeout_s, "step", episode=self._number, command=command
                 )
                 same = _digest(replayed) == answer
         except (RequestFailed, LineStuck) as error:
@@ -254,7 +216,7 @@ class RemoteEnvironment:
             async with asyncio.timeout(GRADE_PATIENCE_S):
                 await self._last_step()
                 if self._ungradable is None:
-                    return _grade(await self._ask(self._rules.step_timeout_s, "grade"))
+                    return _grade(await self._ask(self._pool.step_timeout_s, "grade"))
         except (RequestFailed, LineStuck, CommandsDoing) as error:
             self._end(f"no grade: {error}")
         except TimeoutError as error:
@@ -315,3 +277,119 @@ def _grade(answer: dict[str, Any]) -> Grade:
 
 class _Diverged(Exception):
     """The replayed episode is not the one that was lost."""
+
+
+class RemotePool:
+    """Lends remote episodes, first come, first served. Subclasses say where they are played.
+
+    Args:
+        dataset: the name printed with every score.
+        token_spans: the policy's tokenizer, for cutting observations.
+        max_worlds: episodes at a time.
+        observation_max_tokens: an observation is cut to this many tokens.
+        step_timeout_s: time for one command, and for a grade.
+        start_timeout_s: time for the other side, and for a task there, to start, and for a lost world to come back.
+    """
+
+    no_command = "There is no command in this message."
+    """The observation after a message without a command."""
+
+    def __init__(
+        self,
+        dataset: str,
+        token_spans: TokenSpans,
+        max_worlds: int,
+        observation_max_tokens: int,
+        step_timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        if max_worlds < 1 or observation_max_tokens < 1 or min(step_timeout_s, start_timeout_s) <= 0:
+            raise ValueError("max_worlds and observation_max_tokens must be at least 1, time-outs above 0")
+        self.dataset = dataset
+        self.token_spans, self.observation_max_tokens = token_spans, observation_max_tokens
+        self.step_timeout_s, self.start_timeout_s = float(step_timeout_s), float(start_timeout_s)
+        self.replays = 0
+        self.losses = Losses()
+        self._slots = Slots(max_worlds)
+        self._splits: Mapping[str, list[str]] = {}
+        self._known: frozenset[str] = frozenset()
+        self._open: set[RemoteEnvironment] = set()
+        self._restarts = 0
+        self._closing = False
+
+    async def open(self) -> None:
+        """Reach the other side, and learn its tasks (:meth:`_know`)."""
+        raise NotImplementedError
+
+    async def lease(self) -> WorldLine:
+        """Return a line to a place with room for one more episode; raises WorldLost (``REFUSED``) if all are full."""
+        raise NotImplementedError
+
+    async def give_back(self, line: WorldLine) -> None:
+        """Free the place of an episode that has left this line."""
+        raise NotImplementedError
+
+    async def answers(self) -> bool:
+        """Return whether the other side answers any request; called where one command gets no answer in time."""
+        return True
+
+    def opening(self, answer: dict[str, Any]) -> list[Message]:
+        """Return the messages that open an episode, from the answer to "start"."""
+        raise NotImplementedError
+
+    def command(self, message: str) -> str | None:
+        """Return the command in an assistant message; None for a message without one, which :attr:`no_command`
+        answers."""
+        raise NotImplementedError
+
+    def observation_text(self, observation: str) -> str:
+        """Return the text that the agent reads for the observation in an answer to "step"."""
+        return truncate(printable(observation), self.observation_max_tokens, self.token_spans)
+
+    async def _close_lines(self) -> None:
+        """Cut all lines."""
+        raise NotImplementedError
+
+    def _know(self, splits: Mapping[str, list[str]]) -> None:
+        self._splits = splits
+        self._known = frozenset(task for tasks in splits.values() for task in tasks)
+
+    def tasks(self, split: str) -> list[str]:
+        return tasks_of_split(self._splits, split)
+
+    def check_tasks(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            if task_id not in self._known:
+                raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
+
+    async def acquire(self, episode_id: str) -> RemoteEnvironment:
+        await self._slots.take()
+        environment = self._environment()
+        self._open.add(environment)
+        return environment
+
+    def _environment(self) -> RemoteEnvironment:
+        """Return an episode that nobody has started yet."""
+        return RemoteEnvironment(self)
+
+    def release(self, environment: RemoteEnvironment) -> None:
+        """Give back the slot of an environment that closes, which calls this once."""
+        self._open.discard(environment)
+        self._slots.give_back()
+
+    def status(self) -> PoolStatus:
+        """Return counters for the node's metrics page."""
+        losses = dict(self.losses.counts)
+        return PoolStatus(len(self._open), self._slots.waiting, self._restarts, self._details(), losses)
+
+    def _details(self) -> dict[str, Any]:
+        return {"replays": self.replays}
+
+    async def close(self) -> None:
+        """End all episodes and lines. May be called twice."""
+        self._closing = True
+        self.losses.close()
+        self._slots.close()
+        await self._close_lines()
+        for environment in list(self._open):
+            await environment.close()

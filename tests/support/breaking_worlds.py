@@ -12,8 +12,8 @@ from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.harness.pool import HarnessPool
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentFault, Grade, Message, StepResult, UnknownTask
+from agent_environments.remote.episode import RemotePool
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
-from agent_environments.remote.pool import RemotePool
 from agent_environments.tool_calls import ToolCall, render_tool_call, tools_section
 from loop_formats.collection_request import CollectionRequest, Limits
 from model_families.chat.messages import ChatMessage

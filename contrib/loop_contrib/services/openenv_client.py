@@ -144,8 +144,7 @@ class OpenEnvPool(ServicePool):
             return
         try:
             opened = [
-                await line.call(self.rules.start_timeout_s, "start", episode=0, task=task)
-                for task in (first, second, first)
+                await line.call(self.start_timeout_s, "start", episode=0, task=task) for task in (first, second, first)
             ]
         except NoSuchField as error:
             raise ValueError(str(error)) from error
@@ -214,7 +213,7 @@ class OpenEnvPool(ServicePool):
                     return await super().lease()
                 except WorldLost as error:
                     since = running_time.now() if self._lines else since
-                    late = running_time.now() - since > self.rules.start_timeout_s
+                    late = running_time.now() - since > self.start_timeout_s
                     if late or not isinstance(error.__cause__, NoPlace):
                         raise
                 await self.losses.pause(PLACE_PAUSE_S)

@@ -15,8 +15,8 @@ import aiohttp
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
+from agent_environments.remote.episode import RemotePool
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
-from agent_environments.remote.pool import RemotePool
 from agent_environments.scale import Scale
 from loop_contrib.services.sessions import UNKNOWN_SESSION
 from loop_plumbing.secret import read_secret
@@ -128,7 +128,7 @@ class ServicePool(RemotePool):
             headers=headers, timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
         )
         try:
-            async with asyncio.timeout(self.rules.start_timeout_s):
+            async with asyncio.timeout(self.start_timeout_s):
                 self._know(await self._tasks())
         except (WorldLost, TimeoutError, KeyError, TypeError, ValueError) as error:
             await self.close()
@@ -218,7 +218,7 @@ class ServicePool(RemotePool):
         """
         if self._closing:
             raise EnvironmentCrashed("the pool is closed")
-        deadline_s = self.rules.start_timeout_s
+        deadline_s = self.start_timeout_s
         try:
             async with asyncio.timeout(deadline_s):
                 line = await self._connect()

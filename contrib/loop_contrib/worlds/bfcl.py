@@ -9,10 +9,9 @@ import json
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from agent_environments.observation import truncate
 from agent_environments.protocol import Message
 from agent_environments.tool_calls import tools_section
-from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind
+from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 from loop_contrib.worlds.tool_world import ToolWorldPool
 from loop_plumbing.sanitize import printable
 
@@ -42,6 +41,6 @@ class BfclPool(ToolWorldPool):
 
     def observation_text(self, observation: str) -> str:
         results = json.loads(observation)
-        if not isinstance(results, str):
-            return super().observation_text(observation)
-        return truncate(printable(results), self.rules.observation_max_tokens, self.rules.token_spans)
+        if isinstance(results, str):
+            return WorldPool.observation_text(self, results)
+        return super().observation_text(observation)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from agent_environments.description import Description
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
+from agent_environments.remote.episode import RemotePool
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
-from agent_environments.remote.pool import RemotePool
 from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
 from loop_plumbing.breakage import raised_as
@@ -123,7 +123,7 @@ class WorldPool(RemotePool):
         self._server = ForkServer(self.kind.name, command, {}, EnvironmentCrashed, environment, Path(os.devnull))
         try:
             world = await self.lease()
-            answer = await world.call(self.rules.start_timeout_s, "tasks")
+            answer = await world.call(self.start_timeout_s, "tasks")
             await self.give_back(world)
         except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
@@ -145,7 +145,7 @@ class WorldPool(RemotePool):
             self._python, "-c", OWNERS, module, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
         )
         try:
-            async with asyncio.timeout(self.rules.start_timeout_s):
+            async with asyncio.timeout(self.start_timeout_s):
                 owners = (await process.communicate())[0].decode().split()
         except TimeoutError:
             process.kill()

@@ -12,16 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from agent_environments.observation import truncate
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Message, StepResult, TokenSpans
 from agent_environments.remote.episode import RemoteEnvironment
 from agent_environments.tool_calls import CALL_OPENS
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
 from loop_contrib.worlds.catalogue import LEVELS
-from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind
+from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 from loop_contrib.worlds.tool_world import ToolWorldPool
 from loop_plumbing.breakage import raised_as
-from loop_plumbing.sanitize import printable
 
 DOMAINS = ("airline", "retail", "telecom")
 EMPTY = "Error: this message is empty. Write to the user, or call a tool."
@@ -154,7 +152,7 @@ class Tau2Pool(ToolWorldPool):
         """Return the text for the agent of the results of its turn, or of what the user says."""
         if isinstance(answered, list):
             return super().observation_text(json.dumps(answered))
-        return truncate(printable(answered["says"]), self.rules.observation_max_tokens, self.rules.token_spans)
+        return WorldPool.observation_text(self, answered["says"])
 
     async def _close_lines(self) -> None:
         await super()._close_lines()

@@ -60,7 +60,7 @@ class ToolWorldPool(WorldPool):
 
     def observation_text(self, observation: str) -> str:
         results = [printable(_text(item)) for item in json.loads(observation)]
-        return joined_results(results, self.rules.observation_max_tokens, self.rules.token_spans)
+        return joined_results(results, self.observation_max_tokens, self.token_spans)
 
 
 def _text(item: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ class InProcessFakePool(FakePool):
     """No worker: requests are answered where they are made."""
 
     async def open(self) -> None:
-        self._learn(await _Call().call(self.rules.start_timeout_s, "tasks"))
+        self._learn(await _Call().call(self.start_timeout_s, "tasks"))
 
     async def lease(self) -> WorldLine:
         return _Call()

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import CounterPool
 from agent_environments.protocol import create_pool
-from agent_environments.remote.pool import RemotePool
+from agent_environments.remote.episode import RemotePool
 from loop_contrib.services.server import EnvironmentServer
 from support.adapter_support import word_spans
 

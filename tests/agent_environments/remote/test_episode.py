@@ -10,8 +10,8 @@ from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Message
 from agent_environments.remote import episode as episodes
+from agent_environments.remote.episode import RemotePool
 from agent_environments.remote.line import RequestFailed, WorldLine
-from agent_environments.remote.pool import RemotePool
 from support.adapter_support import word_spans
 
 ANSWER = {"observation": "seen", "done": False, "failed": False}
@@ -131,7 +131,7 @@ async def test_a_start_is_tried_again(fates):
 @pytest.mark.parametrize("commands", [(), ("one",)], ids=["at the start", "in a step"])
 async def test_without_an_end_of_losses_the_attempt_has_failed(commands):
     pool = ScriptedPool(*[[None, cut()]] * len(commands), *itertools.repeat(REFUSED, 10**6))
-    pool.rules = episodes.EpisodeRules(word_spans, 100, 10.0, 0.001)
+    pool.start_timeout_s = 0.001
     with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0.001 s; the last: lost by refused"):
         await play(pool, *commands)
 
@@ -179,7 +179,7 @@ async def test_a_command_without_an_answer_is_to_blame_if_others_get_one(is_ther
     environment, _ = await play(pool, "one")
     with monkeypatch.context() as patch:
         patch.setattr(ScriptedLine, "_round_trip", stuck)
-        pool.rules = environment.inner._rules = episodes.EpisodeRules(word_spans, 100, 10.0, 0.0)
+        pool.start_timeout_s = 0.0
         with pytest.raises(EnvironmentTimeout if is_there else EnvironmentCrashed):
             await environment.step("two")
 

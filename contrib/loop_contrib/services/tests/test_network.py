@@ -68,7 +68,7 @@ async def test_without_a_network_the_attempt_has_failed(served, trouble):
     """No agent had a part in it, so it is repeated: nothing else is answered either, so no command hangs."""
     _, network, clients = served
     environment = await started(clients)
-    clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5, start_timeout_s=0.5)
+    clients.step_timeout_s = clients.start_timeout_s = 0.5
     getattr(network, trouble)()
     with pytest.raises(EnvironmentCrashed, match=r"no world lasted for 0\.5 s; the last: no connection to http"):
         await environment.step(act("add(5)", "finish()"))
@@ -86,7 +86,7 @@ async def test_a_command_that_hangs_beside_an_answering_service_ends_the_episode
 
     monkeypatch.setattr("agent_environments.counter.CounterEnvironment.step", hang)
     monkeypatch.setattr("loop_contrib.services.service_pool.PROBE_S", DEADLINE_S)
-    clients.rules = environment._rules = dataclasses.replace(clients.rules, step_timeout_s=0.5)
+    clients.step_timeout_s = 0.5
     with pytest.raises(EnvironmentTimeout, match=r"no answer to 'step' within 0\.5 s"):
         await environment.step(act("add(5)", "finish()"))
     grade = await environment.grade()

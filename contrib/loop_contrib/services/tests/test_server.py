@@ -1,7 +1,6 @@
 """The same episodes in process, through OpenEnv and through AgentGym; and what a service does to bad clients."""
 
 import asyncio
-import dataclasses
 import json
 import os
 import re
@@ -126,7 +125,7 @@ async def test_a_service_that_takes_a_connection_and_says_nothing_is_gone_in_tim
     """No wait without an end, and no agent is charged with it: the attempt is repeated."""
     _, url = served
     async with open_pool(client("openenv", url, start_timeout_s=60.0)) as service:
-        service.rules = dataclasses.replace(service.rules, start_timeout_s=0.2)
+        service.start_timeout_s = 0.2
 
         async def silent(request):
             await asyncio.Event().wait()
@@ -291,7 +290,7 @@ async def test_a_killed_service(protocol, monkeypatch):
             assert (await waiting).done
             assert (await environment.grade()).reward == 1.0
         async with begun_episode(service, TASK) as environment:
-            service.rules = environment._rules = dataclasses.replace(service.rules, start_timeout_s=0.5)
+            service.start_timeout_s = 0.5
             process.send_signal(signal.SIGKILL)
             await process.wait()
             with pytest.raises(

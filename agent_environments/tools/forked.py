@@ -7,20 +7,18 @@ import copy
 import functools
 import importlib
 import inspect
-import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed, Grade
-from agent_environments.tools.function_tool import FunctionTool, tool
+from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
-from agent_environments.tools.reward import NoGrade, Reward, reward
+from agent_environments.tools.reward import NoGrade, Reward
 from agent_environments.tools.right_answers import Solving
 from agent_environments.tools.tool import (
     DEADLINE_S,
@@ -33,9 +31,6 @@ from agent_environments.tools.tool import (
 )
 from loop_plumbing import deadline, fork_server
 from loop_plumbing.plug_ins import load_part
-
-REHEARSALS = 40
-"""Calls after which Python's interpreter has adapted its code."""
 
 
 class RewardJudge(Protocol):
@@ -124,10 +119,8 @@ class ToolCalls:
 
     def check(self, schema: dict[str, Any], arguments: dict[str, Any], within_s: float) -> None:
         """Check the arguments of an MCP server's tool, which the node calls itself."""
-        from agent_environments.tools.schema_check import check_arguments  # most modules need no such package
-
         values = {"schema": schema, "arguments": arguments}
-        deadline.call(check_arguments, values, within_s, through=(WrongArguments,))
+        deadline.call(_check_by_schema, values, within_s, through=(WrongArguments,))
 
     def reply(self, text: str) -> str | None:
         """Answer the text of a turn; None ends the episode."""
@@ -217,6 +210,17 @@ def _fields(grade: Grade, given_by: Reward) -> dict[str, Any]:
         raise NoGrade(f"reward {given_by.name} returned an invalid grade: {error}", given_by.place) from error
 
 
+def _check_by_schema(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise WrongArguments where a schema does not allow the arguments.
+
+    A pattern of the schema may take for ever over a text, and holds its process meanwhile.
+    """
+    import jsonschema  # which most modules do without
+
+    for error in jsonschema.validators.validator_for(schema)(schema).iter_errors(arguments):
+        raise WrongArguments(f"{'.'.join(map(str, error.absolute_path)) or 'arguments'}: {error.message}")
+
+
 def digests(module: ToolModule) -> dict[str, str]:
     """Return a digest for each task, by id."""
     return {str(task["id"]): tasks_digest([task]) for task in module.tasks.all()}
@@ -224,34 +228,6 @@ def digests(module: ToolModule) -> dict[str, str]:
 
 def _is_async(decorated: object) -> bool:
     return inspect.iscoroutinefunction(getattr(decorated, "function", decorated))
-
-
-def _rehearse() -> None:
-    """Answer a few calls of an empty module, as an episode makes them.
-
-    Python adapts its code to the calls that run in it. If it does so before the fork, no process has to do it again in
-    pages of memory that are copied for that: 1 ms of an episode.
-    """
-
-    def nothing(value: int) -> int:
-        """Do nothing."""
-        return value
-
-    def none(answer: str, target: int) -> bool:
-        return answer == str(target)
-
-    module = SimpleNamespace(
-        tools={"nothing": tool(nothing)}, rewards=(reward(none),), tasks={"": {"id": "", "question": "", "target": 1}}
-    )
-    calls = ToolCalls(cast(ToolModule, module), DEADLINE_S)
-    episode = {"task_id": "", "answer": "", "trajectory": [{"role": "user", "content": ""}], "judge_s": 0.0}
-    call = {"op": "call", "tool": "nothing", "arguments": {"value": 1}}
-    asked = json.dumps(call) + "\n" + json.dumps({"op": "grade", "reward": "none", **episode}) + "\n"
-    ours, theirs = socket.socketpair()
-    with ours:
-        ours.sendall(asked.encode() * REHEARSALS)
-        ours.shutdown(socket.SHUT_WR)
-        fork_server.answers(lambda: calls.answer)(theirs)
 
 
 def serve(config: Mapping[str, Any], control: socket.socket) -> None:
@@ -264,11 +240,10 @@ def serve(config: Mapping[str, Any], control: socket.socket) -> None:
             # And its HTTP client: other modules need none.
             judge = load_part("judge")(config["judge"])  # connects at its first text, in the process that asks
         if config["mcp"]:
-            importlib.import_module("agent_environments.tools.schema_check")  # once, and not in each process
+            importlib.import_module("jsonschema")  # once, and not in each process
         if any(map(_is_async, (*module.tools.values(), *module.rewards, module.reply, module.solve))):
             importlib.import_module("asyncio")
         deadline.install()
-        _rehearse()
         kind = module.instance_class
         forkable = getattr(kind, "forkable", False)
         instance = deadline.call(kind, {}, config["deadline_s"]) if kind is not None and forkable else None

@@ -91,25 +91,11 @@ def fetch(appworld: Path, root: Path) -> str:
             shutil.rmtree(temporary / leftover, ignore_errors=True)
         (temporary / VERIFIED_MARK).write_text(verdict + "\n")
         temporary.chmod(0o755)
-        replaced = _replaced(root)
-        shutil.rmtree(replaced, ignore_errors=True)
-        if root.exists():
-            root.rename(replaced)
+        shutil.rmtree(root, ignore_errors=True)  # nothing there was verified
         temporary.rename(root)
-        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return verdict
-
-
-def bring_back(root: Path) -> None:
-    """Give ``root`` its name back, if :func:`fetch` was killed just before new data took its place."""
-    if not root.exists() and _replaced(root).exists():
-        _replaced(root).rename(root)
-
-
-def _replaced(root: Path) -> Path:
-    return root.with_name(f".{root.name}.replaced")
 
 
 def last_line(printed: str) -> str:
@@ -121,7 +107,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Download and verify the AppWorld data.")
     parser.add_argument("--root", type=Path, required=True, help="folder to hold data/; the later APPWORLD_ROOT")
     root = parser.parse_args().root.resolve()
-    bring_back(root)
     mark = root / VERIFIED_MARK
     if mark.is_file() and (root / "data" / "datasets").is_dir():
         print(f"{root}: already there ({mark.read_text().strip()})")

@@ -134,15 +134,15 @@ def generate(seed: int) -> Mapping[str, Sequence[ColBenchTask]]:
             drawn = list(itertools.islice(candidates, count))
             if len(drawn) < count:
                 raise ValueError(f"the family {family.name} has {len(drawn)} of {count} tasks for {split}")
-            for number, (description, reference, calls, particulars, guess) in enumerate(drawn):
+            for number, (description, reference, calls, particulars) in enumerate(drawn):
                 task_id = f"{split}_{family.name}{number:03}_1"
-                splits[split].append(ColBenchTask(task_id, description, reference, calls, particulars, guess))
+                splits[split].append(ColBenchTask(task_id, description, reference, calls, particulars))
     return {split: tuple(sorted(tasks, key=lambda task: task.task_id)) for split, tasks in splits.items()}
 
 
 _Rows = list[dict[str, object]]
-_Draft = tuple[str, str, tuple[str, ...], tuple[Particular, ...], str]
-"""Description, reference, calls, particulars, guess."""
+_Draft = tuple[str, str, tuple[str, ...], tuple[Particular, ...]]
+"""Description, reference, calls, particulars."""
 
 
 def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
@@ -168,7 +168,7 @@ def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
             if not any(_passes(rival, tables, expected) for rival in rivals):
                 description = f"Please write a function {name}(rows). It should {family.request.format(noun=noun)}."
                 particulars = tuple(Particular(topic, CHOICES[topic][value]) for topic, value in chosen.items())
-                yield description, reference, tuple(f"{name}({rows})" for rows in tables), particulars, guess
+                yield description, reference, tuple(f"{name}({rows})" for rows in tables), particulars
                 break
 
 

@@ -185,11 +185,11 @@ class McpServer:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """Return a result as text: its blocks, and its structured value as JSON where no block repeats it."""
+    """Return a result as text: its blocks, or where none of them is text its structured value as JSON, which servers
+    repeat as text (the protocol asks for that)."""
     texts = [_text_of_block(block) for block in result.content]
-    value = result.structured_content
-    if value is not None and not _is_repeated(value, [block.text for block in result.content if block.type == "text"]):
-        texts.append(json.dumps(value, ensure_ascii=False))
+    if result.structured_content is not None and not any(block.type == "text" for block in result.content):
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(texts)
 
 
@@ -212,24 +212,6 @@ def _text_of_block(block: ContentBlock) -> str:
 
 def _bytes(base64: str) -> int:
     return len(base64.rstrip("=")) * 3 // 4
-
-
-def _is_repeated(value: Any, texts: Sequence[str]) -> bool:
-    """Return whether the texts repeat the structured value, as most servers do: whole or in items, as JSON or text."""
-    inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
-
-    def is_text_of(text: str, each: Any) -> bool:
-        if each == text:
-            return True
-        try:
-            return bool(json.loads(text) == each)
-        except (ValueError, RecursionError):
-            return False
-
-    if len(texts) == 1 and (is_text_of(texts[0], value) or is_text_of(texts[0], inner)):
-        return True
-    items = inner if isinstance(inner, list) else []
-    return len(texts) == len(items) > 0 and all(map(is_text_of, texts, items))
 
 
 class _McpConnection:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from appworld_adapter.worker.fetch_data import VERIFIED_MARK, FetchError, bring_back, fetch
+from appworld_adapter.worker.fetch_data import VERIFIED_MARK, FetchError, fetch
 from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
@@ -27,34 +27,6 @@ def test_verified_data_takes_the_place_of_what_was_there(tmp_path):
     assert fetch(engine(tmp_path), root).startswith("Passed 5/5 tasks. Tasks: {'train': 3, 'dev': 2,")
     assert sorted(path.name for path in root.iterdir()) == ["data", VERIFIED_MARK]
     assert not (root / "data" / "old").exists()
-    assert [path.name for path in root.parent.iterdir()] == ["appworld"]
-
-
-def test_data_is_not_lost_whatever_the_process_dies_at(tmp_path, monkeypatch):
-    """Killed in place of each rename in turn."""
-
-    class Killed(BaseException):
-        pass
-
-    rename, root = Path.rename, tmp_path / "worlds" / "appworld"
-    for die_at in (1, 2):
-        (root / "data").mkdir(parents=True, exist_ok=True)
-        (root / "data" / "old").touch()
-        calls = []
-
-        def dying(*arguments, calls=calls, die_at=die_at):
-            calls.append(arguments)
-            if len(calls) == die_at:
-                raise Killed
-            return rename(*arguments)
-
-        with monkeypatch.context() as patches:
-            patches.setattr(Path, "rename", dying)
-            with pytest.raises(Killed):
-                fetch(engine(tmp_path), root)
-        bring_back(root)
-        assert (root / "data" / "old").exists()
-    fetch(engine(tmp_path), root)
     assert [path.name for path in root.parent.iterdir()] == ["appworld"]
 
 

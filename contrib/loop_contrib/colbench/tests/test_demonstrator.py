@@ -1,7 +1,6 @@
 """ColBench's demonstrations: what is asked, thought and answered, the flaws, and the same about another field."""
 
 import asyncio
-import json
 import random
 from dataclasses import replace
 
@@ -111,7 +110,7 @@ def test_what_no_expert_can_show_is_refused(demonstrator: ColBenchDemonstrator, 
     with pytest.raises(ConfigError, match=r"^environment: .*options it does not take"):
         ColBenchDemonstrator(EnvironmentConfig("colbench", {"snake": "python"}))
     file = tmp_path / "tasks.jsonl"
-    file.write_text(json.dumps(replace(next(iter(ColBenchTasks().values())), particulars=()).to_json()) + "\n")
+    file.write_text('{"problem_description": "d", "ground_truth": "def f(): return 1", "test_cases": ["f()"]}\n')
     human = {"url": "http://127.0.0.1:1", "model": "m", "api_key_env": None}
     with pytest.raises(ConfigError, match="only generated tasks have an expert"):
         ColBenchDemonstrator(EnvironmentConfig("colbench", {"tasks": {"train": str(file)}, "human": human}))

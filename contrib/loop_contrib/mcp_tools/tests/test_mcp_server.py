@@ -177,12 +177,9 @@ async def test_a_pattern_that_takes_for_ever_over_an_argument_holds_up_nobody(tm
     ("content", "structured", "shown"),
     [
         ([TextContent(text="5")], {"result": 5}, "5"),
-        ([TextContent(text="five")], {"result": "five"}, "five"),
-        ([TextContent(text='{"a": 1}')], {"a": 1}, '{"a": 1}'),
         ([TextContent(text="1"), TextContent(text="x")], {"result": [1, "x"]}, "1\nx"),
-        ([], {"rows": [1, 2]}, '{"rows": [1, 2]}'),
+        ([], {"rows": ["ä"]}, '{"rows": ["ä"]}'),
         ([], [], "[]"),
-        ([TextContent(text="2 rows")], {"rows": ["ä"]}, '2 rows\n{"rows": ["ä"]}'),
         ([EmbeddedResource(resource=TextResourceContents(uri="file:///a", text="all of it"))], None, "all of it"),
         (
             [EmbeddedResource(resource=BlobResourceContents(uri="file:///a", mime_type="x/y", blob="AAAA"))],

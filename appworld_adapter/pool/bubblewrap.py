@@ -11,8 +11,8 @@ import loop_plumbing
 from agent_environments.sandbox import SANDBOX_FOLDER
 from agent_environments.sandbox.box import system_arguments
 from appworld_adapter.pool.run_folder import WorldFolder
-from appworld_adapter.pool.servers import WORKER_FOLDER
 
+WORKER_FOLDER = Path(__file__).resolve().parents[1] / "worker"
 PLUMBING_FOLDER = Path(loop_plumbing.__file__).resolve().parent
 INSTALL = "apt-get install bubblewrap (Debian, Ubuntu) or dnf install bubblewrap (Fedora, RHEL) on this machine"
 

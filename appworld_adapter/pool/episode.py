@@ -68,21 +68,14 @@ class SealedWorld(Protocol):
         """End the world, by force where needed. ``usable`` is false if it was cut short or broke."""
 
 
-@dataclass(frozen=True)
-class AppWorldRules:
-    """The rules that the episodes of a pool have in common."""
-
-    prompt: Prompt
-    token_spans: TokenSpans
-    observation_max_tokens: int
-    execute_timeout_s: float
-
-
 class AppWorldHost(Protocol):
     """The part of a pool that an episode uses."""
 
     root: Path
-    rules: AppWorldRules
+    prompt: Prompt
+    token_spans: TokenSpans
+    observation_max_tokens: int
+    execute_timeout_s: float
     losses: Losses
     replays: int
 
@@ -103,7 +96,6 @@ class AppWorldEnvironment:
 
     def __init__(self, pool: AppWorldHost, episode_id: str) -> None:
         self._pool = pool
-        self._rules = pool.rules
         self._experiment = experiment_name(episode_id)
         self._known_card: TaskCard | None = None
         self._world: SealedWorld | None = None
@@ -127,7 +119,7 @@ class AppWorldEnvironment:
         with raised_as(EnvironmentCrashed, f"no world for {task_id}: ", CommandsDoing):
             await self._recovering().run(self._bring_up)
         self._started = True
-        return self._rules.prompt.messages(self._card)
+        return self._pool.prompt.messages(self._card)
 
     @property
     def _card(self) -> TaskCard:
@@ -152,7 +144,7 @@ class AppWorldEnvironment:
         if done:
             await self._leave(usable=execution.output is not None)
         reminder = None if done else task_lines(self._card)
-        text = observation(output, reminder, self._rules.observation_max_tokens, self._rules.token_spans)
+        text = observation(output, reminder, self._pool.observation_max_tokens, self._pool.token_spans)
         failed, end = output.startswith(FAILURE_HEAD), reminder_end(reminder)
         return StepResult(text, done, failed=failed, empty_action=not code, reminder=end)
 
@@ -202,7 +194,7 @@ class AppWorldEnvironment:
         world = self._world
         if world is None:
             raise WorldLost("there is no world", Loss.GONE)
-        async with _Deadline(self, self._rules.execute_timeout_s + KILL_GRACE_S):
+        async with _Deadline(self, self._pool.execute_timeout_s + KILL_GRACE_S):
             try:
                 return await world.execute(code)
             except WorldLost as error:

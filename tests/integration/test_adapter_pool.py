@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import subprocess
 import sys
@@ -100,7 +99,7 @@ async def test_unknown_names(pool):
 @session_loop
 async def test_the_engines_alarm_leaves_the_episode_alive(unguarded):
     card, _ = volume_task()
-    seconds = int(unguarded.rules.execute_timeout_s)
+    seconds = int(unguarded.execute_timeout_s)
     results, _ = await play(unguarded, card.task_id, [REMEMBER, "while True: pass", RECALL])
     assert f"Execution timed out after {seconds} seconds." in results[1].observation
     assert results[2].observation.startswith("still here")
@@ -108,7 +107,7 @@ async def test_the_engines_alarm_leaves_the_episode_alive(unguarded):
 
 @session_loop
 @pytest.mark.parametrize("solved", [False, True])
-async def test_a_hang_is_killed_and_its_state_graded(pool, solved, short_grace):
+async def test_a_hang_is_killed_and_its_state_graded(pool, solved, short_grace, monkeypatch):
     """Solved in the very program that hangs, too: nobody looks, and undoes."""
     card, volume = volume_task()
     async with begun_episode(pool, card.task_id) as environment:
@@ -118,7 +117,7 @@ async def test_a_hang_is_killed_and_its_state_graded(pool, solved, short_grace):
         else:
             await environment.step(fenced(code.replace("apis.supervisor.complete_task()", "")))
         # Shorter than the engine's alarm, which would not end this either; but long enough to solve the task.
-        environment._rules = dataclasses.replace(pool.rules, execute_timeout_s=9.0 if solved else 1.0)
+        monkeypatch.setattr(pool, "execute_timeout_s", 9.0 if solved else 1.0)
         with pytest.raises(EnvironmentTimeout, match="the world ran its code for"):
             await environment.step(fenced(hang))
         with pytest.raises(EnvironmentCrashed, match="no world"):

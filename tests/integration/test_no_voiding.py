@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_environments.conformance import check_conformance
-from appworld_adapter.pool import base
 from support.adapter_attacks import CHANNEL, VOIDING
 from support.adapter_support import PYTHON, fenced, honest_code, needs_world, no_op_reward, play, volume_task
 from support.episodes import begun_episode
@@ -136,11 +135,10 @@ async def test_a_state_that_is_too_large_to_save_ends_its_own_episode_and_takes_
 
 
 @session_loop
-async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool, monkeypatch):
+async def test_a_state_that_is_too_large_to_grade_is_worth_nothing(pool):
     card, _ = volume_task()
-    monkeypatch.setattr(base, "GRADER_MEMORY_MB", 32)
     usual = pool._servers["grader"]
-    await pool._open_server("grader")  # with the new limit
+    await pool._start(pool._server("grader", pool.run_folder.grader, {"memory_mb": 32}))
     try:
         results, grade = await play(pool, card.task_id, [filling(3)])
     finally:

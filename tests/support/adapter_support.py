@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -43,14 +42,8 @@ def make_pool(backend: str = "appworld", **options: Any) -> Any:
 async def sealed_pool(level: str, agent_may_import_anything: bool = False, **options: Any) -> AsyncIterator[Any]:
     """An open pool at this level, "seccomp" or "bubblewrap"; skips the test where there is none."""
     pool = make_pool(sandbox_minimum=level, **options)
-    settings_of = pool._server_spec
-
-    async def with_any_import(role: str) -> Any:
-        spec = await settings_of(role)
-        return dataclasses.replace(spec, settings={**spec.settings, "paper_parity": True})
-
-    if agent_may_import_anything:
-        pool._server_spec = with_any_import
+    server, more = pool._server, {"paper_parity": True} if agent_may_import_anything else {}
+    pool._server = lambda role, root, settings, *prefix: server(role, root, settings | more, *prefix)
     with pytest.MonkeyPatch.context() as patch:
         if level == "seccomp":
             patch.setattr(forked, "bubblewrap_prefix", _no_bubblewrap)

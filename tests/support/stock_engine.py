@@ -19,9 +19,8 @@ from typing import Any
 
 from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed
-from appworld_adapter.pool.base import DatasetPool
 from appworld_adapter.pool.episode import KILL_GRACE_S, Execution
-from appworld_adapter.pool.servers import environment_of
+from appworld_adapter.pool.forked import AppWorldPool, environment_of
 from appworld_adapter.prompt import TaskCard
 from rollout_server.inference.server import free_port
 
@@ -67,7 +66,7 @@ class HttpWorld:
         self._task_id = task_id
 
     async def execute(self, code: str) -> Execution:
-        timeout_s = self._pool.rules.execute_timeout_s + 2 * KILL_GRACE_S
+        timeout_s = self._pool.execute_timeout_s + 2 * KILL_GRACE_S
         try:
             output = await self._server.post("execute", timeout_s, task_id=self._task_id, code=code)
             completed = await self._server.post("task_completed", timeout_s, task_id=self._task_id)
@@ -83,8 +82,8 @@ class HttpWorld:
         await self._pool.recycle(self._server, usable)
 
 
-class HttpPool(DatasetPool):
-    """Stock servers, started as they are needed and used again for the next episode; options of :class:`DatasetPool`.
+class HttpPool(AppWorldPool):
+    """Stock servers, started as they are needed and used again for the next episode; options of :class:`AppWorldPool`.
 
     A server that answered with an error, was cut short or died is ended and not used again.
     """
@@ -141,7 +140,7 @@ class HttpPool(DatasetPool):
                 experiment_name=experiment,
                 load_ground_truth=False,
                 raise_on_unsafe_syntax=not self._paper_parity,
-                timeout_seconds=int(self.rules.execute_timeout_s),
+                timeout_seconds=int(self.execute_timeout_s),
             )
         except BaseException:
             await self.recycle(server, usable=False)
@@ -156,7 +155,8 @@ class HttpPool(DatasetPool):
         self._all.remove(server)
         await server.end()
 
-    async def _close_worlds(self) -> None:
+    async def close(self) -> None:
+        await super().close()
         for server in list(self._all):
             await server.end()
 

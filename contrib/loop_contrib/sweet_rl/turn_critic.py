@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from agent_environments.protocol import UnknownTask
-from loop_contrib.sweet_rl.hidden_information import HiddenInformation
 from loop_formats.rollout import Rollout
 from loop_formats.schema import ConfigError, NotNegative, Positive, require
 from loop_plumbing.breakage import error_line, raised_as
@@ -40,6 +39,18 @@ from model_families.chat.format import ChatFormat
 
 HIDDEN_HEAD = "What the agent cannot see:\n"
 PerTurn = Literal["mean", "sum"]
+
+
+class HiddenInformation(Protocol):
+    """Knows the facts of one dataset's tasks that only a grader may know, such as a reference solution. A critic may
+    see them in training; no prompt holds them."""
+
+    def hidden_information(self, task_id: str) -> str:
+        """Return the text for one task; empty for a task without any.
+
+        Raises:
+            UnknownTask: the dataset has no such task, or keeps nothing of it.
+        """
 
 
 class TurnAdvantage(PreferenceLoss):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from agent_environments.lost_worlds import Loss, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, Message, TokenSpans
 from agent_environments.remote.episode import RemotePool
 from agent_environments.remote.line import LineStuck, RequestFailed, WorldLine
-from loop_contrib.worlds.commands import COMMAND_FORMAT, command_of, message_of
 from loop_contrib.worlds.world_process import WorldProcess
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.forked_process import ForkServer, scrubbed_environment
@@ -28,6 +28,8 @@ EXPERT_TIMEOUT_S = 300.0
 OWNERS = "import sys, importlib.metadata as m; print(*set(m.packages_distributions().get(sys.argv[1], [])))"
 """A program that prints the packages that a module is of."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+COMMAND_FORMAT = "Think first if you like. End your message with one command, on a line that begins with `Action: `."
+_MARKED = re.compile(r"^[ \t]*action:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -189,11 +191,13 @@ class WorldPool(RemotePool):
         return [system, Message("user", printable(answer["observation"]))]  # it is the task, and never cut
 
     def command(self, message: str) -> str | None:
-        return command_of(message) or None
+        """Return the text after the last ``Action:`` that begins a line; else the last line with text; None if none."""
+        lines = _MARKED.findall(message) or [line for line in message.splitlines() if line.strip()] or [""]
+        return lines[-1].strip() or None
 
     def message(self, command: str) -> str:
         """Return an assistant message that gives ``command`` and nothing else."""
-        return message_of(command)
+        return f"Action: {command}"
 
     async def _close_lines(self) -> None:
         await asyncio.gather(*(world.hang_up() for world in self._worlds))

@@ -1,7 +1,6 @@
 """Which death of a world is chance and which is the agent's doing, on worlds that die when the test says so."""
 
 import asyncio
-import dataclasses
 import errno
 import json
 from pathlib import Path
@@ -13,7 +12,7 @@ from agent_environments.guarded_environment import GuardedEnvironment
 from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss, Losses, WorldLost
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout, Grade
 from appworld_adapter.pool import episode as episodes
-from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, AppWorldRules, Execution
+from appworld_adapter.pool.episode import KILL_GRACE_S, AppWorldEnvironment, Execution
 from appworld_adapter.prompt import Prompt
 from loop_plumbing.agent_timeout import AgentTimeout
 from support.waiting import pass_time
@@ -37,7 +36,8 @@ class ScriptedPool:
         self.no_world: Exception = EnvironmentCrashed("no world can be had")
         self.settles: str | Exception | None = None
         self.hanging = asyncio.Event()
-        self.rules = AppWorldRules(Prompt("tiny"), lambda text: [(0, len(text))], 100, 10.0)
+        self.prompt, self.token_spans = Prompt("tiny"), lambda text: [(0, len(text))]
+        self.observation_max_tokens, self.execute_timeout_s = 100, 10.0
         self.worlds: list[ScriptedWorld] = []
 
     def check_tasks(self, task_ids):
@@ -235,7 +235,7 @@ async def test_bringing_a_world_back_is_not_on_the_episodes_clock(root):
 
 async def test_a_replay_in_which_a_program_hangs_is_the_machines_failure(root):
     pool = ScriptedPool(root, [LIVES, WORLD_DIES], [HANGS])
-    pool.rules = dataclasses.replace(pool.rules, execute_timeout_s=1.0 - KILL_GRACE_S)
+    pool.execute_timeout_s = 1.0 - KILL_GRACE_S
     environment, _ = await play(pool, ["one"])
     with pytest.raises(EnvironmentTimeout):
         await environment.step("```python\ntwo\n```")

@@ -10,8 +10,8 @@ import pytest
 from agent_environments import lost_worlds as rule
 from agent_environments.lost_worlds import LOSSES_PER_COMMAND, Loss
 from agent_environments.protocol import EnvironmentCrashed
-from appworld_adapter.pool import base
-from appworld_adapter.pool.base import DatasetPool
+from appworld_adapter.pool import forked
+from appworld_adapter.pool.forked import AppWorldPool
 from loop_plumbing.forked_process import ForkServer, ProcessEnded
 from support.waiting import DEADLINE_S
 
@@ -56,10 +56,10 @@ class Server:
         """It runs."""
 
 
-def pool_of(fates: list[str], tmp_path) -> DatasetPool:
+def pool_of(fates: list[str], tmp_path) -> AppWorldPool:
     for folder in ("datasets", "tasks"):
         (tmp_path / "data" / folder).mkdir(parents=True)
-    pool = DatasetPool(lambda text: [(0, len(text))], "python", str(tmp_path))
+    pool = AppWorldPool(lambda text: [(0, len(text))], "python", str(tmp_path))
     queue = iter(fates)
 
     async def child(role: str) -> Process:
@@ -95,7 +95,7 @@ def test_a_state_whose_graders_die_by_the_machine_is_graded_by_the_next(fates, t
     ids=["graders that keep dying", "nothing can be graded"],
 )
 def test_that_no_grader_lives_is_the_machines_failure(tmp_path, monkeypatch, fates, said):
-    monkeypatch.setattr(base, "GRADER_PATIENCE_S", 0.0)
+    monkeypatch.setattr(forked, "GRADER_PATIENCE_S", 0.0)
     with pytest.raises(EnvironmentCrashed, match=said):
         asyncio.run(pool_of(fates, tmp_path).grade("abc_1", "experiment"))
 
@@ -116,7 +116,7 @@ def test_a_state_that_fails_twice_where_the_untouched_one_is_graded_is_worth_not
 
 
 def test_a_grader_that_starts_slowly_is_no_states_failure_and_goes_on_starting(tmp_path, monkeypatch):
-    monkeypatch.setattr(base, "GRADER_START_S", 0.01)
+    monkeypatch.setattr(forked, "GRADER_START_S", 0.01)
     pool = pool_of(["graded"], tmp_path)
 
     async def grades() -> None:
@@ -134,7 +134,7 @@ def test_a_grader_that_starts_slowly_is_no_states_failure_and_goes_on_starting(t
             with pytest.raises(EnvironmentCrashed, match=r"no grader within 0\.01 s"):
                 await pool.grade("abc_1", "experiment")
             go.touch()
-            monkeypatch.setattr(base, "GRADER_START_S", DEADLINE_S)
+            monkeypatch.setattr(forked, "GRADER_START_S", DEADLINE_S)
             assert (await pool.grade("abc_1", "experiment")).success
             assert server.restarts == 0
         finally:

@@ -55,6 +55,13 @@ async def say(environment, *commands):
     return [(await environment.step(f"Action: {command}")).observation for command in commands]
 
 
+@pytest.mark.parametrize(("message", "command"), texts_beside(__file__)["the_command_of_a_message"])
+def test_the_command_of_a_message(message, command):
+    pool = FakePool(word_spans, python=sys.executable)
+    assert pool.command(message) == (command or None)
+    assert pool.command(pool.message("craft 1 stick")) == "craft 1 stick"
+
+
 def world_of(environment):
     return environment._line.pid
 

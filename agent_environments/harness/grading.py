@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from agent_environments.harness.program import run_program
 from agent_environments.harness.words import require_program, require_script, resolved
@@ -28,39 +27,27 @@ class EndedEpisode:
     stated_reward: float | None
 
 
-class Grader(Protocol):
-    """Grades episodes of programs. ``takes_word``: the reward that the program states is its reward."""
+class Grader:
+    """The world that the program acted in grades.
 
-    takes_word: bool
-
-    def check(self) -> None:
-        """Raise FileNotFoundError where the grader is missing."""
-
-    async def grade(self, episode: EndedEpisode) -> Grade:
-        """Return the grade of an episode whose program has ended."""
-
-
-class GradedByWorld:
-    """The world that the program acted in grades."""
+    ``takes_word``: the reward that the program states is its reward.
+    """
 
     takes_word = False
 
     def check(self) -> None:
-        """Do nothing: the world checks itself when it opens."""
+        """Raise FileNotFoundError where the grader is missing; a world checks itself when it opens."""
 
     async def grade(self, episode: EndedEpisode) -> Grade:
-        """Return the world's grade."""
+        """Return the grade of an episode whose program has ended."""
         assert episode.world is not None, "its pool has a world"
         return await episode.world.grade()
 
 
-class GradedByWord:
+class GradedByWord(Grader):
     """The program's own reward is taken."""
 
     takes_word = True
-
-    def check(self) -> None:
-        """Do nothing: a word needs no grader."""
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the reward that the program stated; an episode without one cannot be graded."""
@@ -69,11 +56,9 @@ class GradedByWord:
         return Grade(episode.stated_reward, success=episode.stated_reward == 1.0)
 
 
-class GradedByCommand:
+class GradedByCommand(Grader):
     """A command grades: it prints ``{"reward": ...}`` in its last line. It runs where the node was started, and finds
     the folder that the program had by ``EPISODE_FOLDER``: a bare name is never one of the agent's files."""
-
-    takes_word = False
 
     def __init__(self, command: Sequence[str]) -> None:
         self._here = Path.cwd()

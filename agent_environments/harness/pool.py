@@ -22,7 +22,7 @@ from typing import Any
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
 from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
 from agent_environments.harness.agents import TaskFiles, write_files
-from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, GradedByWorld, Grader
+from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, Grader
 from agent_environments.harness.home import HOME, home_variables, make_home
 from agent_environments.harness.program import run_program
 from agent_environments.harness.side_calls import read_side_calls
@@ -254,7 +254,7 @@ class HarnessPool:
             self.starter = AgentStarter(agent, agent_program, before, self.task_files)
         elif command is not None:
             self.starter = CommandStarter([*before, *resolved(words("harness: command", command))], self.task_files)
-        self.grader: Grader = GradedByWorld() if world is not None else GradedByWord()
+        self.grader = Grader() if world is not None else GradedByWord()
         if grade_command is not None:
             self.grader = GradedByCommand(words("harness: grade_command", grade_command))
         self.variables = environment_variables("harness: variables", variables or {})

@@ -49,7 +49,7 @@ _DOCSTRING_SECTIONS = re.compile(
 """Sections of a docstring on parameters, which the schema has, and on results: Google's, NumPy's and Sphinx's form."""
 CODE_FOLDER = "code_folder"
 """The parameter that gets the files of the agent's code."""
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class OwnFunction:
@@ -120,7 +120,7 @@ class FunctionTool(OwnFunction, Tool):
             raise ValueError(f"tool {self.name}: its type hints cannot be read: {error}") from error
         fields: dict[str, Any] = {}
         for parameter in self._parameters():
-            if parameter.kind not in _NAMED:
+            if parameter.kind not in NAMED:
                 raise ValueError(f"tool {self.name}: parameter {parameter} must be one that can be passed by name")
             if parameter.name not in hints:
                 raise ValueError(f"tool {self.name}: parameter {parameter.name} needs a type hint")
@@ -208,11 +208,19 @@ class FunctionTool(OwnFunction, Tool):
         checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
         if self.takes_code_folder:
             checked[CODE_FOLDER] = code_folder
-        result = deadline.call(self.bound(instance), checked, self.deadline_s)
-        try:
-            return str(deadline.call(as_text, {"result": result}, self.deadline_s, through=(ValueError,)))
-        except ValueError as error:
-            raise ToolError(f"its result cannot be shown: {error}") from error
+        return shown(deadline.call(self.bound(instance), checked, self.deadline_s), self.deadline_s)
+
+
+def shown(result: Any, deadline_s: float) -> str:
+    """Return a function's result as text.
+
+    Raises:
+        ToolError: it cannot be shown. Raised, DeadlinePassed: a method of it raised, or took too long.
+    """
+    try:
+        return str(deadline.call(as_text, {"result": result}, deadline_s, through=(ValueError,)))
+    except ValueError as error:
+        raise ToolError(f"its result cannot be shown: {error}") from error
 
 
 def callable_of(function: Any) -> Callable[..., Any]:

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from agent_environments.tools.function_tool import OwnFunction
-from agent_environments.tools.tool import DEADLINE_S, ToolError, as_text
+from agent_environments.tools.function_tool import OwnFunction, shown
+from agent_environments.tools.tool import DEADLINE_S
 from loop_plumbing import deadline
 from loop_plumbing.names import explained
 
@@ -29,12 +29,7 @@ class Reply(OwnFunction):
             ToolError: the result cannot be shown.
         """
         answer = deadline.call(functools.partial(self.bound(instance), text), {}, DEADLINE_S)
-        if answer is None:
-            return None
-        try:
-            return str(deadline.call(as_text, {"result": answer}, DEADLINE_S, through=(ValueError,)))
-        except ValueError as error:
-            raise ToolError(f"its result cannot be shown: {error}") from error
+        return None if answer is None else shown(answer, DEADLINE_S)
 
 
 @explained

@@ -12,7 +12,7 @@ from typing import Any, overload
 from agent_environments.plain_values import plain_grade, scalar
 from agent_environments.protocol import Broke, Grade, Requirement
 from agent_environments.scale import Scale
-from agent_environments.tools.function_tool import callable_of, name_of, parameters_of
+from agent_environments.tools.function_tool import NAMED, OwnFunction
 from loop_plumbing import deadline
 from loop_plumbing.breakage import Raised, error_line, raised_as
 from loop_plumbing.names import did_you_mean, explained, similar_names
@@ -47,7 +47,7 @@ class NoGrade(ValueError):
         self.place = place
 
 
-class Reward:
+class Reward(OwnFunction):
     """A function that grades an episode; :func:`reward` makes it. Called from Python it is the function itself."""
 
     def __init__(
@@ -59,10 +59,7 @@ class Reward:
         group: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        called = callable_of(function)
-        functools.update_wrapper(self, called)
-        self.function = called
-        self.__name__: str = name_of(called)
+        super().__init__(function)
         self.name = name or self.__name__
         self.weight = weight
         self.group = group
@@ -75,33 +72,29 @@ class Reward:
             raise ValueError(f"reward {self.name}: deadline_s must be in (0, {LONGEST_S:g}], not {deadline_s!r}")
         with raised_as(ValueError, f"reward {self.name}: "):
             self._scale = Scale.of(scale)
-        self._parameters = parameters_of(called)
-        for parameter in self._parameters.values():
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        for parameter in self.passed.values():
+            if parameter.kind not in NAMED:
                 raise ValueError(f"reward {self.name}: parameter {parameter} must be one that can be passed by name")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
 
     @property
     def takes_instance(self) -> bool:
         """Return whether it takes the instance that the episode's tools worked on."""
-        return "instance" in self._parameters
+        return "instance" in self.passed
 
     @property
     def takes_judge(self) -> bool:
         """Return whether it asks the model that the config names."""
-        return "judge" in self._parameters
+        return "judge" in self.passed
 
     @property
     def takes_code_folder(self) -> bool:
         """Return whether it reads the files that the agent's code left."""
-        return "code_folder" in self._parameters
+        return "code_folder" in self.passed
 
     @property
     def takes_rewards(self) -> bool:
         """Return whether it takes the numbers of the other rewards for each episode of a group."""
-        return self.group and "rewards" in self._parameters
+        return self.group and "rewards" in self.passed
 
     @property
     def place(self) -> str:
@@ -112,11 +105,11 @@ class Reward:
     @property
     def task_fields(self) -> list[str]:
         """The fields of a task that it reads."""
-        return [name for name in self._parameters if name not in self._own_names]
+        return [name for name in self.passed if name not in self._own_names]
 
     def check_task(self, task: Mapping[str, Any]) -> None:
         """Raise ValueError where a task has no value for a parameter, or a field that an episode's value would hide."""
-        for parameter in self._parameters.values():
+        for parameter in self.passed.values():
             name = parameter.name
             if name in self._own_names and name in task:
                 raise ValueError(
@@ -180,7 +173,7 @@ class Reward:
         return grades
 
     def _called(self, values: Mapping[str, Any]) -> Any:
-        arguments = {name: values[name] for name in self._parameters if name in values}
+        arguments = {name: values[name] for name in self.passed if name in values}
         return deadline.call(self.function, arguments, self.deadline_s)
 
     def _grade_of(self, result: Any) -> Grade:

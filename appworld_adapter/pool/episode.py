@@ -6,7 +6,6 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from agent_environments.extraction import extract_code
@@ -64,8 +63,8 @@ class SealedWorld(Protocol):
         Raises WorldLost if the world is gone, or the disk is full.
         """
 
-    async def give_back(self, usable: bool) -> None:
-        """End the world, by force where needed. ``usable`` is false if it was cut short or broke."""
+    async def give_back(self) -> None:
+        """End the world, by force where needed."""
 
 
 class AppWorldHost(Protocol):
@@ -142,7 +141,7 @@ class AppWorldEnvironment:
         if output is None:
             output, done = PROGRAM_BROKE, True
         if done:
-            await self._leave(usable=execution.output is not None)
+            await self._leave()
         reminder = None if done else task_lines(self._card)
         text = observation(output, reminder, self._pool.observation_max_tokens, self._pool.token_spans)
         failed, end = output.startswith(FAILURE_HEAD), reminder_end(reminder)
@@ -194,20 +193,23 @@ class AppWorldEnvironment:
         world = self._world
         if world is None:
             raise WorldLost("there is no world", Loss.GONE)
-        async with _Deadline(self, self._pool.execute_timeout_s + KILL_GRACE_S):
-            try:
+        seconds = self._pool.execute_timeout_s + KILL_GRACE_S
+        try:
+            async with asyncio.timeout(seconds):
                 return await world.execute(code)
-            except WorldLost as error:
-                await self._lose(str(error))
-                raise
+        except TimeoutError as error:
+            self._cut_short, self._world = world, None
+            raise EnvironmentTimeout(f"the world ran its code for {seconds:.0f} s and was stopped") from error
+        except asyncio.CancelledError:
+            self._cut_short, self._world = world, None
+            raise
+        except WorldLost as error:
+            await self._lose(str(error))
+            raise
 
     async def _lose(self, why: str) -> None:
         self._lost = why
-        await self._leave(usable=False)
-
-    def cut_short(self) -> None:
-        """End the steps, because the time of the world's program is up."""
-        self._cut_short, self._world = self._world or self._cut_short, None
+        await self._leave()
 
     async def _settle(self) -> None:
         """Save the changes of a program that was cut short, so that running out of time undoes nothing.
@@ -226,13 +228,13 @@ class AppWorldEnvironment:
             if lost.loss in (Loss.REFUSED, Loss.NO_ROOM):
                 raise EnvironmentCrashed(f"what the last step did could not be saved: {lost}") from lost
             self._unsaved = str(lost)
-        await self._leave(usable=False)
+        await self._leave()
 
-    async def _leave(self, usable: bool) -> None:
+    async def _leave(self) -> None:
         worlds = [world for world in (self._world, self._cut_short) if world is not None]
         self._world = self._cut_short = None
         for world in worlds:
-            await world.give_back(usable)
+            await world.give_back()
 
     async def grade(self) -> Grade:
         """Grade the last saved state, if that is the last state.
@@ -256,28 +258,5 @@ class AppWorldEnvironment:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._leave(usable=self._cut_short is None)
+            await self._leave()
             await self._pool.release(self, self._experiment)
-
-
-class _Deadline:
-    """Ends the episode's steps and raises EnvironmentTimeout when a step's time is up."""
-
-    def __init__(self, episode: AppWorldEnvironment, seconds: float) -> None:
-        self._episode = episode
-        self._seconds = seconds
-        self._timeout = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, raised, trace)
-        except TimeoutError as error:
-            self._episode.cut_short()
-            raise EnvironmentTimeout(f"the world ran its code for {self._seconds:.0f} s and was stopped") from error
-        if isinstance(raised, asyncio.CancelledError):
-            self._episode.cut_short()

@@ -132,7 +132,7 @@ class ForkedWorld:
             answer = await answered(self._process.answer(), "the world was lost")
         return _unsaved(answer)
 
-    async def give_back(self, usable: bool) -> None:
+    async def give_back(self) -> None:
         self._process.kill()
 
 

@@ -64,22 +64,24 @@ class HttpWorld:
         self._pool = pool
         self._server = server
         self._task_id = task_id
+        self._usable = True
 
     async def execute(self, code: str) -> Execution:
-        timeout_s = self._pool.execute_timeout_s + 2 * KILL_GRACE_S
+        self._usable, timeout_s = False, self._pool.execute_timeout_s + 2 * KILL_GRACE_S
         try:
             output = await self._server.post("execute", timeout_s, task_id=self._task_id, code=code)
             completed = await self._server.post("task_completed", timeout_s, task_id=self._task_id)
         except EnvironmentCrashed as error:
             raise WorldLost(str(error), Loss.CUT) from error
+        self._usable = True
         return Execution(output, bool(completed))
 
     async def settle(self) -> str | None:
         """The engine saves when a program has ended, so what one that was cut short did is not saved."""
         return "the stock server was stopped in the middle of a program"
 
-    async def give_back(self, usable: bool) -> None:
-        await self._pool.recycle(self._server, usable)
+    async def give_back(self) -> None:
+        await self._pool.recycle(self._server, self._usable)
 
 
 class HttpPool(AppWorldPool):

@@ -58,7 +58,7 @@ class ScriptedPool:
 
 class ScriptedWorld:
     def __init__(self, pool: ScriptedPool, fates: list[str]) -> None:
-        self.pool, self.fates, self.executed, self.usable = pool, fates, [], None
+        self.pool, self.fates, self.executed, self.given_back = pool, fates, [], False
 
     async def execute(self, code):
         self.executed.append(code)
@@ -75,8 +75,8 @@ class ScriptedWorld:
             raise self.pool.settles
         return self.pool.settles
 
-    async def give_back(self, usable):
-        self.usable = usable
+    async def give_back(self):
+        self.given_back = True
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ async def test_a_world_that_dies_is_brought_back_from_the_code(root):
     environment, results = await play(pool, ["one", "two", "three"])
     assert [result.done for result in results] == [False, False, False]
     assert pool.worlds[1].executed == ["one", "two", "three"]
-    assert [world.usable for world in pool.worlds] == [False, None]
+    assert [world.given_back for world in pool.worlds] == [True, False]
     assert pool.replays == 1
     assert (await environment.grade()).reward == 0.5
 
@@ -207,7 +207,7 @@ async def test_a_replay_that_is_cut_short_is_the_machines_failure(root):
     with pytest.raises(EnvironmentCrashed, match=r"its world was lost \(the world dies\) and not brought back in time"):
         await environment.grade()
     await environment.close()
-    assert pool.worlds[-1].usable is False
+    assert pool.worlds[-1].given_back
 
 
 async def test_a_replay_that_is_cut_short_after_a_second_loss_leaves_nothing_to_grade(root):
@@ -254,11 +254,11 @@ async def test_what_a_program_did_until_its_time_was_up_is_saved_before_it_is_gr
     pool = ScriptedPool(root, [LIVES, HANGS])
     pool.settles = settles
     environment = await cut_short(pool, "one", "two")
-    assert pool.worlds[0].usable is None, "not killed before it is settled"
+    assert not pool.worlds[0].given_back, "not killed before it is settled"
     with pytest.raises(EnvironmentCrashed, match="has ended or was killed"):
         await environment.step("```python\nthree\n```")
     grade = await environment.grade()
-    assert pool.worlds[0].usable is False
+    assert pool.worlds[0].given_back
     if settles is None:
         assert (grade.reward, grade.ungradable) == (0.5, None)
     else:
@@ -279,7 +279,7 @@ async def test_a_world_that_was_cut_short_is_given_back_without_a_grade_too(root
     pool = ScriptedPool(root, [HANGS])
     environment = await cut_short(pool, "one")
     await environment.close()
-    assert pool.worlds[0].usable is False
+    assert pool.worlds[0].given_back
 
 
 async def test_errors_of_the_system_are_the_protocols_own(root):

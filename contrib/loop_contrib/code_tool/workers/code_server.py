@@ -165,7 +165,7 @@ def seal(config: Mapping[str, Any], connection: socket.socket) -> None:
         sandbox.confine({"level": "seccomp", "folder": folder, **limits})
 
     sandbox.undumpable()
-    keeper.Keeper(config, interpreter.KINDS, walls, folder).serve(connection.detach())
+    keeper.Keeper(config, walls, folder).serve(connection.detach())
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The Python and the shell that an agent keeps from call to call.
 
 Each runs the texts that it reads, and answers each with the word that came with it and JSON: the text of an error, or
-an exit status (agent_environments/sandbox/keeper.py).
+an exit status (keeper.py).
 """
 
 from __future__ import annotations

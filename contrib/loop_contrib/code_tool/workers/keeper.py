@@ -1,8 +1,8 @@
 """Keeps an agent's processes and folder from one call to the next; it is out of the agent's reach.
 
-It is the first process of a box (box.py), which ends with it, or stands before one sealed interpreter (sandbox.py). It
-alone holds the way to the owner. While no call is made, nothing of the agent's runs: all is stopped, and what does not
-stop is ended. It answers requests in lines of JSON:
+It is the first process of a box (agent_environments/sandbox/box.py), which ends with it, or stands before one sealed
+interpreter (sandbox.py there). It alone holds the way to the owner. While no call is made, nothing of the agent's runs:
+all is stopped, and what does not stop is ended. It answers requests in lines of JSON:
 
     {"files": {name: base64}}       {"refused": why}                  null in place of a text removes; "" where it could
     {"run": kind, "text": text}     {"output": text, "gone": why, "over": over}
@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import interpreter
 import sandbox
 import syscalls
 import written_tree
@@ -106,19 +107,12 @@ class Keeper:
 
     Args:
         limits: ``deadline_s``, ``memory_mb``, ``folder_mb`` and ``max_characters``.
-        kinds: by kind of process, its loop, and a function from a word and a text to the bytes that it reads.
         walls: drops the rights of each process before it runs anything.
         folder: the folder of the files.
     """
 
-    def __init__(
-        self,
-        limits: Mapping[str, Any],
-        kinds: Mapping[str, tuple[Play, Callable[[str, str], bytes]]],
-        walls: Callable[[], None],
-        folder: str,
-    ) -> None:
-        self._limits, self._kinds, self._walls, self._folder = limits, kinds, walls, folder
+    def __init__(self, limits: Mapping[str, Any], walls: Callable[[], None], folder: str) -> None:
+        self._limits, self._walls, self._folder = limits, walls, folder
         self._ended: dict[int, int] = {}
         self._over = False
         self._boxed = os.getpid() == 1
@@ -156,7 +150,7 @@ class Keeper:
         return {"refused": ""}
 
     def _run(self, kind: str, text: str) -> dict[str, Any]:
-        play, read_for = self._kinds[kind]
+        play, read_for = interpreter.KINDS[kind]
         if kind not in self._sessions:
             self._sessions[kind] = AgentProcess(play, self._walls, self._printed)
         session = self._sessions[kind]
@@ -353,10 +347,8 @@ def main() -> None:
     limits = json.loads(sys.argv[1])
     furnish(limits["folder_mb"])
     sandbox.undumpable()
-    import interpreter
-
     del sys.path[0]  # agents' code does not need it
-    keeper = Keeper(limits, interpreter.KINDS, walls_of_a_box(limits["memory_mb"]), FOLDER)
+    keeper = Keeper(limits, walls_of_a_box(limits["memory_mb"]), FOLDER)
     if len(sys.argv) > 2:
         keeper.serve(int(sys.argv[2]))
         os._exit(0)

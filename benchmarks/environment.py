@@ -193,7 +193,7 @@ async def run(arguments: argparse.Namespace) -> list[Row]:
         options = {"python": arguments.python, "root": arguments.root, "prompt": "tiny"}
         return lambda worlds: create_pool(backend, {**options, "max_worlds": worlds}, word_spans)
 
-    ours, stock = maker("appworld"), maker("support.stock_engine:HttpPool")
+    ours, stock = maker("appworld"), maker("benchmarks.stock_engine:HttpPool")
     rows: list[Row] = []
 
     async def add(measurement: Awaitable[list[Row]]) -> None:

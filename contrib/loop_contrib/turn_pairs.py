@@ -3,8 +3,7 @@
 Both turns follow the same token ids, so the chosen rollout's ids up to the turn's end and the rejected one's differ in
 the turn alone. The rollouts stay in their collections' logs; a pair names them.
 
-The same two turns may be in the file several times, with the values of earlier and later searches: the last line
-counts.
+The same two turns may be in the file several times: the last line counts.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from loop_formats.rollout import Rollout
-from loop_formats.run_files import COLLECTIONS, append_to, read_lines, sync, write_rollouts
+from loop_formats.run_files import COLLECTIONS, read_lines, write_rollouts, write_whole
 from loop_plumbing.breakage import raised_as
 
 TURN_PAIRS = "turn_pairs"
@@ -78,11 +76,10 @@ def read_pairs(path: Path) -> list[TurnPair]:
     return list({pair.turns: pair for pair in pairs}.values())
 
 
-def write_named(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnPair]) -> None:
-    """Write those of the rollouts that a pair names into the logs of their collections, in ``folder/collections``.
-
-    To be called before the pairs are written: the rollouts that they name must be there.
-    """
+def write_pairs(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnPair]) -> None:
+    """Write the pairs in place of those in ``folder``, and the rollouts that they name, which are there first."""
+    pairs = list(pairs)
+    folder.mkdir(parents=True, exist_ok=True)
     named = {name for pair in pairs for name in (pair.chosen, pair.rejected)}
     by_collection: defaultdict[str, list[Rollout]] = defaultdict(list)
     for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
@@ -90,41 +87,4 @@ def write_named(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnP
             by_collection[rollout.collection_id].append(rollout)
     for collection, members in by_collection.items():
         write_rollouts(folder / COLLECTIONS, collection, members)
-
-
-class PairBuffer:
-    """A file of pairs that is only ever added to, one JSON line each; a context manager.
-
-    Pairs are on disk when :meth:`add` returns. A last line that a crash cut short is cut off when
-    the file is opened again.
-
-    Raises:
-        ValueError: a whole line is not a pair; names the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = append_to(path)
-        self._pairs = {pair.turns: pair for pair in read_pairs(path)}
-
-    @property
-    def pairs(self) -> list[TurnPair]:
-        """All that is kept."""
-        return list(self._pairs.values())
-
-    def add(self, pairs: Iterable[TurnPair]) -> int:
-        """Keep pairs that are new, or whose values are; returns how many."""
-        new = [pair for pair in pairs if self._pairs.get(pair.turns) != pair]
-        self._file.writelines(json.dumps(asdict(pair)) + "\n" for pair in new)
-        self._file.flush()
-        sync(self._file.fileno())
-        self._pairs |= {pair.turns: pair for pair in new}
-        return len(new)
-
-    def __enter__(self) -> PairBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    write_whole(folder / PAIRS_FILE, "".join(f"{json.dumps(asdict(pair))}\n" for pair in pairs))

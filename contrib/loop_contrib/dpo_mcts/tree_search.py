@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loop_contrib.dpo_mcts.turn_tree import TURNS_OF_A_STATE, TreeState, TurnTree
-from loop_contrib.turn_pairs import PAIRS_FILE, PairBuffer, turns_of, write_named
+from loop_contrib.turn_pairs import turns_of, write_pairs
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import branch_id
@@ -71,32 +71,28 @@ class TreeSearch:
             on_iteration: called after each iteration with the numbers of iterations and of rollouts.
 
         Raises:
-            ValueError: a line of the file of pairs is not a pair.
             NoRollouts: every first rollout was lost.
             Exception: what the source raises; see :data:`~loop_recipes.rollouts.source.SOURCE_ERRORS`.
         """
-        with PairBuffer(folder / PAIRS_FILE) as buffer:  # opened first: damage raises before anything is sampled
-            trees = {task_id: TurnTree(task_id, self.exploration) for task_id in self.tasks}
-            known: dict[str, Rollout] = {}
-            for rollout in self._collect(source, self._first_request()):
-                known[rollout.rollout_id] = rollout
-                tree = trees[rollout.task_id]
-                tree.add(tree.root, rollout.rollout_id, turns_of(rollout), self.paid.return_of(rollout))
-            if not known:
-                raise NoRollouts("every first rollout is lost; the warnings say why")
-            for tree in trees.values():
-                tree.root.closed = not tree.root.sampled  # nothing can go on from rollouts that are lost
-            for iteration in range(self.iterations):
-                states = {task_id: state for task_id, tree in trees.items() if (state := tree.select()) is not None}
-                if not states:
-                    break
-                self._grow(source, trees, states, known, iteration)
-                on_iteration(iteration + 1, len(known))
-            pairs = [pair for tree in trees.values() for pair in tree.pairs(self.threshold)]
-            # Pairs of an earlier end of this search may name rollouts that no pair names now.
-            write_named(folder, known.values(), [*buffer.pairs, *pairs])
-            buffer.add(pairs)
-            return list(trees.values())
+        trees = {task_id: TurnTree(task_id, self.exploration) for task_id in self.tasks}
+        known: dict[str, Rollout] = {}
+        for rollout in self._collect(source, self._first_request()):
+            known[rollout.rollout_id] = rollout
+            tree = trees[rollout.task_id]
+            tree.add(tree.root, rollout.rollout_id, turns_of(rollout), self.paid.return_of(rollout))
+        if not known:
+            raise NoRollouts("every first rollout is lost; the warnings say why")
+        for tree in trees.values():
+            tree.root.closed = not tree.root.sampled  # nothing can go on from rollouts that are lost
+        for iteration in range(self.iterations):
+            states = {task_id: state for task_id, tree in trees.items() if (state := tree.select()) is not None}
+            if not states:
+                break
+            self._grow(source, trees, states, known, iteration)
+            on_iteration(iteration + 1, len(known))
+        pairs = [pair for tree in trees.values() for pair in tree.pairs(self.threshold)]
+        write_pairs(folder, known.values(), pairs)
+        return list(trees.values())
 
     def _grow(
         self,

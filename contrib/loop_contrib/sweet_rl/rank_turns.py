@@ -12,14 +12,11 @@ samples only missing candidates, and ranks again.
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 from loop_contrib.served_policy import POLICY_VERSION, served_policy
-from loop_contrib.turn_pairs import PAIRS_FILE, TURN_PAIRS, TurnPair, write_named
+from loop_contrib.turn_pairs import TURN_PAIRS, TurnPair, write_pairs
 from loop_formats.collection_request import Sampling
-from loop_formats.run_files import write_whole
 from loop_formats.schema import require
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.sft_config import FixedSetConfig
@@ -83,6 +80,5 @@ def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
     pairs = [
         pair for turn, of_turn in candidates.items() for pair in pairs_of(turn, of_turn, values, options.pairs, seed)
     ]
-    write_named(folder, every, pairs)
-    write_whole(folder / PAIRS_FILE, "".join(f"{json.dumps(asdict(pair))}\n" for pair in pairs))
+    write_pairs(folder, every, pairs)
     return folder, pairs

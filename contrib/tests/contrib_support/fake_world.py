@@ -34,11 +34,6 @@ class Episode:
                 self._value += 1
             case ["die"]:
                 os._exit(3)
-            case ["die-once", marker]:
-                if not Path(marker).exists():
-                    Path(marker).touch()
-                    os._exit(3)
-                self._value += 1
             case ["hang"]:
                 time.sleep(3600)
             case ["wait-for", marker]:
@@ -73,8 +68,6 @@ class Episode:
                 return Step(str(MADE), done=False)
             case ["environment"]:
                 return Step(" ".join(sorted(os.environ)), done=False)
-            case ["pid"]:
-                return Step(str(os.getpid()), done=False)
             case _:
                 return Step("unknown", done=False, failed=True)
         return Step(str(self._value), done=self._value == self._target)

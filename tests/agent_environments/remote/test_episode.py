@@ -100,21 +100,6 @@ async def test_a_command_that_has_its_line_lost_each_time_while_neighbours_live_
     assert (status.losses, status.details) == ({kind: LOSSES_PER_COMMAND}, {"replays": LOSSES_PER_COMMAND - 1})
 
 
-@pytest.mark.parametrize("kind", [Loss.KILLED, Loss.CUT, Loss.GONE])
-async def test_lines_that_are_lost_with_those_of_neighbours_are_outlived_however_many(kind):
-    pool = ScriptedPool(*[[None, None, cut(kind)]] * 3 * LOSSES_PER_COMMAND)
-    environment, _ = await play(pool, "one")
-    pool.losses.note("a neighbour's")
-    assert not (await environment.step("two")).done
-    assert (await environment.grade()).reward == 0.5
-
-
-async def test_three_cuts_over_one_command_are_no_reward_of_0():
-    environment, results = await play(ScriptedPool(*[[None, cut()]] * 3), "one")
-    assert not results[0].done
-    assert (await environment.grade()).reward == 0.5
-
-
 async def test_a_service_that_is_away_for_a_while_is_waited_for():
     pool = ScriptedPool([None, cut()], *[REFUSED] * 20, [cut()], [REFUSED])
     environment, _ = await play(pool, "one")

@@ -118,33 +118,6 @@ async def test_a_command_for_which_the_service_hangs_up_each_time_is_worth_nothi
     await neighbour.close()
 
 
-async def test_cuts_that_reach_several_episodes_are_nobodys_failure(served, monkeypatch):
-    """Each of the two has its line cut over one command, twice as often as one of them alone would be allowed."""
-    _, network, clients = served
-    step = ServedSession.step
-    cuts = 2 * LOSSES_PER_COMMAND
-    both_are_there = asyncio.Barrier(2)
-
-    async def cut_both(self, action):
-        nonlocal cuts
-        if "add(5)" in action and cuts:
-            await both_are_there.wait()
-            if cuts:
-                cuts -= 1
-                network.cut()
-            await asyncio.Event().wait()
-        return await step(self, action)
-
-    monkeypatch.setattr(ServedSession, "step", cut_both)
-    environments = [await started(clients) for _ in range(2)]
-    results = await asyncio.gather(*(environment.step(act("add(5)", "finish()")) for environment in environments))
-    assert cuts == 0
-    assert all(result.done for result in results)
-    assert [(await environment.grade()).success for environment in environments] == [True, True]
-    for environment in environments:
-        await environment.close()
-
-
 async def test_what_a_service_sends_is_bounded(served, monkeypatch):
     _, _, clients = served
     environment = await started(clients)

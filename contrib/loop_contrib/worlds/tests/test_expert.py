@@ -3,29 +3,22 @@
 import asyncio
 import sys
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
 from agent_environments.protocol import ENVIRONMENTS, create_pool
+from contrib_support.fake_world_pools import FakePool
 from loop_contrib.worlds.expert import CLAIM, FLAWS, GIVING_UP, ExpertDemonstrator, flawed, possible_flaws
-from loop_contrib.worlds.pool import WorldKind, WorldPool
 from loop_formats.schema import ConfigError
 from loop_recipes.warm_start.demonstration import collect
 from loop_recipes.warm_start.demonstrators import demonstrator_of
 from rollout_server.config import EnvironmentConfig
 from support.adapter_support import word_spans
 
-FAKE_WORLD = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_world.py"
-
-
-class FakePool(WorldPool):
-    kind = WorldKind("fake", FAKE_WORLD, memory_mb=512)
-
 
 @pytest.fixture
 def demonstrator(monkeypatch: pytest.MonkeyPatch) -> ExpertDemonstrator:
-    monkeypatch.setitem(ENVIRONMENTS, "fake", f"{__name__}:FakePool")
+    monkeypatch.setitem(ENVIRONMENTS, "fake", "contrib_support.fake_world_pools:FakePool")
     return ExpertDemonstrator(EnvironmentConfig("fake", {"python": sys.executable}))
 
 

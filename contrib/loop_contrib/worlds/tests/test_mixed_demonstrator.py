@@ -4,14 +4,12 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from agent_environments.description import environment_of
 from agent_environments.protocol import ENVIRONMENTS, create_pool
 from loop_contrib.worlds.mixed_demonstrator import MixedDemonstrator
-from loop_contrib.worlds.pool import WorldKind, WorldPool
 from loop_formats.schema import ConfigError
 from loop_plumbing.plug_ins import plug_ins
 from loop_recipes.warm_start.demonstration import collect
@@ -20,16 +18,11 @@ from rollout_server.config import EnvironmentConfig
 from support.adapter_support import word_spans
 
 PYTHON = {"python": sys.executable}
-FAKE_WORLD = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_world.py"
-
-
-class FakePool(WorldPool):
-    kind = WorldKind("fake", FAKE_WORLD, memory_mb=512)
 
 
 @pytest.fixture
 def demonstrator(monkeypatch: pytest.MonkeyPatch) -> MixedDemonstrator:
-    monkeypatch.setitem(ENVIRONMENTS, "fake", f"{__name__}:FakePool")
+    monkeypatch.setitem(ENVIRONMENTS, "fake", "contrib_support.fake_world_pools:FakePool")
     known = {**plug_ins("demonstrators"), "fake": "loop_contrib.worlds.expert:ExpertDemonstrator"}
     monkeypatch.setattr("loop_recipes.warm_start.demonstrators.plug_ins", lambda group: known)
     environments = {

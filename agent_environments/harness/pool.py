@@ -25,7 +25,6 @@ from agent_environments.harness.agents import TaskFiles, write_files
 from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, Grader
 from agent_environments.harness.home import HOME, home_variables, make_home
 from agent_environments.harness.program import run_program
-from agent_environments.harness.side_calls import read_side_calls
 from agent_environments.harness.starting import AgentStarter, CommandStarter, Starter
 from agent_environments.harness.words import resolved
 from agent_environments.program_config import variables as environment_variables
@@ -413,3 +412,29 @@ class HarnessPool:
         self._slots.close()
         if self._world is not None:
             await self._world.close()
+
+
+def read_side_calls(key: str, value: Any) -> tuple[SideCalls, ...]:
+    """Return the rules for calls that are not trained on.
+
+    Raises:
+        ValueError: a rule has no condition, or a key or a value that there is not; names ``key`` and the cure.
+    """
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{key} must be a list of rules, not {value!r}")
+    return tuple(_rule(f"{key}[{number}]", rule) for number, rule in enumerate(value))
+
+
+def _rule(key: str, rule: Any) -> SideCalls:
+    conditions = ("model", "system", "tools")
+    if not isinstance(rule, Mapping) or not set(rule) <= {*conditions, "by_base"} or not set(rule) & set(conditions):
+        raise ValueError(
+            f"{key} must hold model, system or tools, and by_base if the base model is to answer: {rule!r}"
+        )
+    by_base, texts = rule.get("by_base", False), {name: rule[name] for name in ("model", "system") if name in rule}
+    if not isinstance(by_base, bool):
+        raise ValueError(f"{key}.by_base must be true or false, not {by_base!r}")
+    if not all(isinstance(text, str) and text for text in texts.values()):
+        raise ValueError(f"{key}: model and system must be texts: {rule!r}")
+    tools = frozenset(words(f"{key}.tools", rule["tools"])) if "tools" in rule else None
+    return SideCalls(**texts, tools=tools, by_base=by_base)

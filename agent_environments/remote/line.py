@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agent_environments.lost_worlds import Loss, Losses, WorldLost
@@ -78,7 +77,9 @@ class WorldLine:
             exchange.exception()  # its caller may be gone, and nobody else would retrieve it
 
     async def _exchange(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._in_turn():
+        with paused_agent_timeout():
+            await self._turn.acquire()
+        try:
             if not self.alive:
                 words = await self.last_words()
                 raise WorldLost(f"the other side had ended before it was asked{': ' * bool(words)}{words}", Loss.GONE)
@@ -91,13 +92,6 @@ class WorldLine:
             except WorldLost:
                 self.kill()
                 raise
-
-    @contextlib.asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        with paused_agent_timeout():
-            await self._turn.acquire()
-        try:
-            yield
         finally:
             self._turn.release()
 

@@ -9,9 +9,9 @@ import importlib
 import inspect
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from agent_environments.plain_values import plain_grade
 from agent_environments.protocol import EnvironmentCrashed, Grade
@@ -19,7 +19,7 @@ from agent_environments.tools.function_tool import FunctionTool
 from agent_environments.tools.identity import tasks_digest
 from agent_environments.tools.module import ToolModule, load_module
 from agent_environments.tools.reward import NoGrade, Reward
-from agent_environments.tools.right_answers import Solving
+from agent_environments.tools.right_answers import turns_of, written
 from agent_environments.tools.tool import (
     DEADLINE_S,
     ToolError,
@@ -33,14 +33,6 @@ from loop_plumbing import deadline, fork_server
 from loop_plumbing.plug_ins import load_part
 
 
-class RewardJudge(Protocol):
-    """The model that rewards may ask: a call with a text returns its answer."""
-
-    def answer_within(self, seconds: float) -> None: ...
-
-    def check(self) -> None: ...
-
-
 class ToolCalls:
     """The calls that a tool process answers.
 
@@ -50,15 +42,13 @@ class ToolCalls:
         instance: the instance of a class that is made before the fork.
     """
 
-    def __init__(
-        self, module: ToolModule, deadline_s: float, judge: RewardJudge | None = None, instance: object = None
-    ) -> None:
+    def __init__(self, module: ToolModule, deadline_s: float, judge: Any = None, instance: Any = None) -> None:
         self._module = module
         self._deadline_s = deadline_s
         self._judge = judge
-        self._instance: Any = instance
+        self._instance = instance
         self._imported_in = os.getcwd()
-        self._solving: Solving | None = None
+        self._solving: Generator[Any, str | None, Any] | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request, whose ``op`` is the name of one of the methods below."""
@@ -130,12 +120,19 @@ class ToolCalls:
     def solve(self, task_id: str, answer: str) -> str | None:
         """Return the next turn of the module's own solution, after an answer; None after the last."""
         assert self._module.solve is not None, "the caller has checked that the module has one"
+        said: str | None = answer
         if self._solving is None:
             task = copy.deepcopy(self._module.tasks[task_id])
-            turns = deadline.call(functools.partial(self._module.solve, task), {}, DEADLINE_S)
-            self._solving = Solving(turns)
-        turn: str | None = deadline.call(self._solving.next, {"answer": answer}, DEADLINE_S, through=(ValueError,))
+            self._solving = turns_of(deadline.call(functools.partial(self._module.solve, task), {}, DEADLINE_S))
+            said = None  # a generator that has not begun takes no answer
+        turn: str | None = deadline.call(self._next_turn, {"answer": said}, DEADLINE_S, through=(ValueError,))
         return turn
+
+    def _next_turn(self, answer: str | None) -> str | None:
+        try:
+            return written(self._solving.send(answer)) if self._solving is not None else None
+        except StopIteration:
+            return None
 
     def grade(
         self,

@@ -208,10 +208,10 @@ class FunctionTool(OwnFunction, Tool):
         checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
         if self.takes_code_folder:
             checked[CODE_FOLDER] = code_folder
-        return shown(deadline.call(self.bound(instance), checked, self.deadline_s), self.deadline_s)
+        return result_text(deadline.call(self.bound(instance), checked, self.deadline_s), self.deadline_s)
 
 
-def shown(result: Any, deadline_s: float) -> str:
+def result_text(result: Any, deadline_s: float) -> str:
     """Return a function's result as text.
 
     Raises:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from agent_environments.tools.function_tool import OwnFunction, shown
+from agent_environments.tools.function_tool import OwnFunction, result_text
 from agent_environments.tools.tool import DEADLINE_S
 from loop_plumbing import deadline
 from loop_plumbing.names import explained
@@ -29,7 +29,7 @@ class Reply(OwnFunction):
             ToolError: the result cannot be shown.
         """
         answer = deadline.call(functools.partial(self.bound(instance), text), {}, DEADLINE_S)
-        return None if answer is None else shown(answer, DEADLINE_S)
+        return None if answer is None else result_text(answer, DEADLINE_S)
 
 
 @explained

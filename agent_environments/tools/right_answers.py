@@ -7,8 +7,8 @@ tried as the answer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
 
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from agent_environments.tools.function_tool import FunctionTool
@@ -30,37 +30,21 @@ def solver_of(value: object) -> Callable[[Any], Any] | None:
     return value
 
 
-class Solving:
-    """The turns of a task's ``solve``: a list, or one by one from a generator, which gets the observation of each.
+def turns_of(solution: object) -> Generator[Any, str | None, Any]:
+    """Return the turns of a task's ``solve``, one by one: a generator is sent the observation of each.
 
     Args:
-        turns: the result of ``solve``: a turn, several in a list, or a generator of turns.
+        solution: the result of ``solve``: a turn, several in a list, or a generator of turns.
 
     Raises:
         ValueError: it returned anything else.
     """
-
-    def __init__(self, turns: object) -> None:
-        self._generator = cast("Generator[Any, str, Any]", turns) if inspect.isgenerator(turns) else None
-        whole = [turns] if isinstance(turns, str | Mapping) else turns
-        if self._generator is None and not isinstance(whole, list | tuple):
-            raise ValueError(f"solve gives {turns!r:.80}; {_TURN}, and several stand in a list")
-        self._turns: Iterator[Any] = iter(()) if self._generator is not None else iter(whole)  # type: ignore[call-overload]
-        self._begun = False
-
-    def next(self, answer: str) -> str | None:
-        """Return the next turn's text, after the ``answer`` to the one before; None after the last turn."""
-        try:
-            if self._generator is None:
-                turn = next(self._turns)
-            elif self._begun:
-                turn = self._generator.send(answer)
-            else:
-                self._begun = True
-                turn = next(self._generator)
-        except StopIteration:
-            return None
-        return written(turn)
+    if inspect.isgenerator(solution):
+        return solution
+    whole = [solution] if isinstance(solution, str | Mapping) else solution
+    if not isinstance(whole, list | tuple):
+        raise ValueError(f"solve gives {solution!r:.80}; {_TURN}, and several stand in a list")
+    return (turn for turn in whole)
 
 
 def written(turn: object) -> str:

@@ -13,7 +13,7 @@ import ast
 import asyncio
 from collections.abc import Sequence
 
-from agent_environments.description import NUMBERED, Description
+from agent_environments.description import Description
 from agent_environments.extraction import extract_code
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.protocol import (
@@ -128,7 +128,7 @@ class CounterPool:
     """Lends :class:`CounterEnvironment`, at most ``max_worlds`` at a time; every step takes ``step_seconds``."""
 
     dataset = "counter"
-    description = Description(group_pattern=NUMBERED, groups="groups of tasks")
+    description = Description(numbered=True, groups="groups of tasks")
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -27,15 +26,8 @@ logger = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, str]]
 Counts = Mapping[str, int]
 
-NUMBERED = r"(.+)_\d+"
-"""Group pattern of worlds that name their tasks ``<group>_<n>`` themselves, as AppWorld does. An id that a user chose,
-such as ``math_1``, does not name a group."""
-LONGEST_GROUPED = 1000
-"""Characters of a task's id; a longer one is a group of its own."""
-MOST_REPEATS = 2
-_REPEAT = r"(?:[*+?]|\{\d*,?\d*\})[?+]?"
-_ONE = rf"(?:\\[dwsDWS]|\\[^\w\s]|\[\^?[^\[\]\\^]+\]|[^\\()\[\]{{}}|*+?^$])(?P<repeat>{_REPEAT})?"
-_TOKEN = re.compile(rf"\((?:\?:|\?P<\w+>)?|\)(?!{_REPEAT})|{_ONE}")
+_NUMBERED = r"(.+)_\d+"
+"""``group_pattern`` in the folders of earlier versions, for ``numbered``."""
 
 
 @dataclass(frozen=True)
@@ -101,33 +93,6 @@ def episode_counts(behavior: Behavior, sequences: Sequences) -> dict[str, int]:
     return behavior.counts([turn for turns in concerned for turn in turns]) if concerned else {}
 
 
-def _check_pattern(pattern: str) -> None:
-    label = f"group_pattern {pattern!r:.100}"
-    try:
-        repeats = _repeats(pattern.removeprefix("^").removesuffix("$"))
-        groups = 0 if repeats is None else re.compile(pattern).groups
-    except (re.error, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{label} is not a regular expression: {error}") from error
-    if repeats is None or repeats > MOST_REPEATS:
-        raise ValueError(
-            f"{label} may take for ever on some id: give characters, classes and groups, of which at most "
-            f"{MOST_REPEATS} characters or classes are repeated, such as {NUMBERED}, or say the groups in task_groups"
-        )
-    if not groups:
-        raise ValueError(f"{label} has no group that names a task's group")
-
-
-def _repeats(pattern: str) -> int | None:
-    """Count the repeats in a pattern, all of single characters; None for a pattern that holds anything else."""
-    at, count = 0, 0
-    while at < len(pattern):
-        if (token := _TOKEN.match(pattern, at)) is None:
-            return None
-        at = token.end()
-        count += token["repeat"] is not None
-    return count
-
-
 @dataclass(frozen=True)
 class Description:
     """An environment as others need to know it.
@@ -137,36 +102,27 @@ class Description:
         score: the name of the share of tasks solved.
         group_score: the name of the share of groups all of whose tasks are solved.
         groups: the name of groups of tasks, in the plural.
-        group_pattern: a regular expression for a whole task id, whose first group names the task's group. A task that
-            it does not match is a group of its own; so is every task where there is none. It comes with folders of
-            strangers, so it may only hold parts that match in little time: characters, classes and groups, of which at
-            most :data:`MOST_REPEATS` characters or classes, and no group, are repeated.
-        task_groups: the groups of tasks that state one, by task id; the pattern is not asked for these.
+        numbered: the world names its tasks ``<group>_<n>`` itself, as AppWorld does. An id that a user chose, such as
+            ``math_1``, does not name a group; where none is named, a task is a group of its own.
+        task_groups: the groups of tasks that state one, by task id, whatever the ids of these look like.
         unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
         environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
             in front of a slash is taken for one.
         identity: the further basis of a score besides the environment's name and options, as digests by name; see
             :func:`agent_environments.tools.identity.identity`.
-
-    Raises:
-        ValueError: ``group_pattern`` is not such a regular expression with a group.
     """
 
     name: str = ""
     score: str = "success"
     group_score: str = "group success"
     groups: str = "tasks"
-    group_pattern: str | None = None
+    numbered: bool = False
     unfinished_solves: bool = False
     behavior: tuple[str, ...] = ()
     environments: Mapping[str, Description] | None = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
     task_groups: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.group_pattern is not None:
-            _check_pattern(self.group_pattern)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Description:
@@ -180,13 +136,14 @@ class Description:
             members = values.get("environments")
             if members is not None:
                 values["environments"] = {name: cls.from_dict(member) for name, member in members.items()}
+            values.setdefault("numbered", data.get("group_pattern") == _NUMBERED)
             return cls(**{**values, "behavior": tuple(values.get("behavior", ()))})
 
     @property
     def grouped(self) -> bool:
         """Return whether a group may have several tasks."""
         members = (self.environments or {}).values()
-        return self.group_pattern is not None or bool(self.task_groups) or any(member.grouped for member in members)
+        return self.numbered or bool(self.task_groups) or any(member.grouped for member in members)
 
     @property
     def whole_identity(self) -> dict[str, str]:
@@ -206,10 +163,8 @@ class Description:
         own = task_id.removeprefix(prefix)
         if own in description.task_groups:
             return prefix + description.task_groups[own]
-        match = None
-        if description.group_pattern is not None and len(own) <= LONGEST_GROUPED:
-            match = re.fullmatch(description.group_pattern, own, re.DOTALL)
-        return prefix + (match[1] or own) if match else task_id
+        group, _, number = own.rpartition("_")
+        return prefix + group if description.numbered and group and number.isdecimal() else task_id
 
     def solved(self, task_id: str, success: bool, end_reason: str | None) -> bool:
         """Return whether an episode is solved: the grader says so, and the agent ended it itself (LOOP, appendix D)."""
@@ -271,7 +226,7 @@ OWN_BEHAVIOR = ("appworld_adapter.behavior:AppWorldBehavior", TOOLS_BEHAVIOR)
 """The counters of the project's own environments."""
 
 DEFAULT_DESCRIPTION = Description(
-    groups="groups of tasks", group_pattern=NUMBERED, behavior=(TOOLS_BEHAVIOR,), environments=None
+    groups="groups of tasks", numbered=True, behavior=(TOOLS_BEHAVIOR,), environments=None
 )
 """The description of a folder of rollouts that holds none of its environment."""
 

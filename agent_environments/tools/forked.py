@@ -120,12 +120,12 @@ class ToolCalls:
     def solve(self, task_id: str, answer: str) -> str | None:
         """Return the next turn of the module's own solution, after an answer; None after the last."""
         assert self._module.solve is not None, "the caller has checked that the module has one"
-        said: str | None = answer
+        observation: str | None = answer
         if self._solving is None:
             task = copy.deepcopy(self._module.tasks[task_id])
             self._solving = turns_of(deadline.call(functools.partial(self._module.solve, task), {}, DEADLINE_S))
-            said = None  # a generator that has not begun takes no answer
-        turn: str | None = deadline.call(self._next_turn, {"answer": said}, DEADLINE_S, through=(ValueError,))
+            observation = None  # a generator that has not begun takes no answer
+        turn: str | None = deadline.call(self._next_turn, {"answer": observation}, DEADLINE_S, through=(ValueError,))
         return turn
 
     def _next_turn(self, answer: str | None) -> str | None:

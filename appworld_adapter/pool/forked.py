@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_environments.description import NUMBERED, Description
+from agent_environments.description import Description
 from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import observation
 from agent_environments.pool_metadata import FinishedRuns, Solution
@@ -170,7 +170,7 @@ class AppWorldPool:
         score="TGC",
         group_score="SGC",
         groups="scenarios",
-        group_pattern=NUMBERED,
+        numbered=True,
         behavior=("appworld_adapter.behavior:AppWorldBehavior",),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.description import NUMBERED, Description
+from agent_environments.description import Description
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import read_rollouts, write_rollouts
@@ -35,7 +35,7 @@ NASTY = [
     "\\",
 ]
 ids = st.lists(st.text(min_size=1), min_size=2, max_size=6, unique=True)
-ENVIRONMENTS = [Description(), Description(group_pattern=NUMBERED), Description(environments={"a": Description()})]
+ENVIRONMENTS = [Description(), Description(numbered=True), Description(environments={"a": Description()})]
 
 
 def attempts(collection, tasks):

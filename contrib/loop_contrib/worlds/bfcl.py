@@ -6,6 +6,7 @@ A task has the functions of its own services, and a turn without a call is an an
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
@@ -27,7 +28,12 @@ class BfclPool(ToolWorldPool):
         WORKERS_FOLDER / "bfcl_world.py",
         package="bfcl-eval without what it depends on (--no-deps), and mpmath",
     )
-    description = Description(group_pattern=r"[a-z-]+_(\d+)", groups="scenarios", behavior=(TOOLS_BEHAVIOR,))
+    description = Description(groups="scenarios", behavior=(TOOLS_BEHAVIOR,))
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        super()._learn(answer)
+        scenarios = {task: task.rpartition("_")[2] for tasks in answer["splits"].values() for task in tasks}
+        self.description = replace(self.description, task_groups=scenarios)
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
         system = Message("system", f"{answer['instructions']}\n\n{tools_section(answer['tools'])}")

@@ -5,10 +5,10 @@ Each is a worker file in ``workers/``, which says what its tasks, commands and s
 
 from __future__ import annotations
 
-from agent_environments.description import NUMBERED, Description
+from agent_environments.description import Description
 from loop_contrib.worlds.pool import WORKERS_FOLDER, WorldKind, WorldPool
 
-LEVELS = Description(group_pattern=NUMBERED, groups="groups of tasks")
+LEVELS = Description(numbered=True, groups="groups of tasks")
 """Description of worlds whose tasks are draws of a level, ``<level>_<draw>``."""
 
 

@@ -148,13 +148,6 @@ def test_groups_of_tasks_are_set_aside_and_always_the_same():
         read_tasks({"dev": [{"id": "a"}]}).hold_out(1)
 
 
-def test_a_damaged_line_is_named(tmp_path):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text('{"question": "1"}\n{"question"\n')
-    with pytest.raises(ValueError, match=r"tasks\.jsonl:2 is not JSON"):
-        read_tasks(str(file))
-
-
 EPISODE = {"answer": "4", "trajectory": [], "instance": None}
 
 

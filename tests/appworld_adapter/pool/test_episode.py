@@ -156,34 +156,6 @@ async def test_that_no_world_can_be_had_is_not_the_agents_doing(root, error, mes
         await play(pool, ["one"])
 
 
-@pytest.mark.parametrize("fate", [SERVER_DIES, DISK_IS_FULL, WORLD_DIES])
-async def test_losses_by_the_machine_are_outlived_however_many(root, fate):
-    pool = ScriptedPool(root, *[[LIVES, fate] for _ in range(3 * LOSSES_PER_COMMAND)])
-    environment = GuardedEnvironment(AppWorldEnvironment(pool, "episode"))
-    await environment.start("a_1")
-    await environment.step("```python\none\n```")
-    pool.losses.note("a neighbour's")
-    assert not (await environment.step("```python\ntwo\n```")).done
-    assert (await environment.grade()).reward == 0.5
-    assert pool.losses.counts == {LOSS[fate]: 3 * LOSSES_PER_COMMAND}
-
-
-async def test_a_machine_that_has_no_world_for_a_while_is_waited_for(root, monkeypatch):
-    pool = ScriptedPool(root, [LIVES, SERVER_DIES])
-    pool.worlds_there_are = 1
-    waits = []
-
-    async def pause(self, seconds):
-        waits.append(seconds)
-        if len(waits) == 4:
-            pool.worlds_there_are = 2
-
-    monkeypatch.setattr(Losses, "pause", pause)
-    _, results = await play(pool, ["one", "two"])
-    assert "ran two" in results[1].observation
-    assert pool.losses.counts == {Loss.REFUSED: 5}
-
-
 async def cut_short(pool, *programs):
     """An episode of these programs that is cancelled while the last one hangs."""
     environment, _ = await play(pool, programs[:-1])

@@ -58,7 +58,7 @@ class StockServer:
 
 
 class HttpWorld:
-    """The world that a stock server holds until the next one is initialized in it."""
+    """The world that a stock server holds until the next one is initialized in it; it takes a ForkedWorld's place."""
 
     def __init__(self, pool: HttpPool, server: StockServer, task_id: str) -> None:
         self._pool = pool
@@ -132,7 +132,7 @@ class HttpPool(AppWorldPool):
             raise EnvironmentCrashed(f"the stock server was not up after {START_SERVER_TIMEOUT_S:.0f} s") from error
         return server
 
-    async def _bring_up(self, card: TaskCard, experiment: str) -> HttpWorld:
+    async def _bring_up(self, card: TaskCard, experiment: str) -> Any:  # an HttpWorld, which is no process
         server = self._idle.pop() if self._idle else await self._start_server()
         try:
             await server.post(

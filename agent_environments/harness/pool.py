@@ -25,7 +25,7 @@ from agent_environments.harness.agents import TaskFiles, write_files
 from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, Grader
 from agent_environments.harness.home import HOME, home_variables, make_home
 from agent_environments.harness.program import run_program
-from agent_environments.harness.starting import AgentStarter, CommandStarter, Starter
+from agent_environments.harness.starting import AgentStarter, Starter
 from agent_environments.harness.words import resolved
 from agent_environments.program_config import variables as environment_variables
 from agent_environments.program_config import words
@@ -252,7 +252,7 @@ class HarnessPool:
         if agent is not None and self.task_files is not None:
             self.starter = AgentStarter(agent, agent_program, before, self.task_files)
         elif command is not None:
-            self.starter = CommandStarter([*before, *resolved(words("harness: command", command))], self.task_files)
+            self.starter = Starter([*before, *resolved(words("harness: command", command))], self.task_files)
         self.grader = Grader() if world is not None else GradedByWord()
         if grade_command is not None:
             self.grader = GradedByCommand(words("harness: grade_command", grade_command))

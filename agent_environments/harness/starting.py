@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from agent_environments.harness.agents import Start, TaskFiles, find_agent, require_installed
 from agent_environments.harness.words import require_program, require_script, resolved
 from agent_environments.program_protocol import Connection
 
 
-class Starter(Protocol):
-    """Starts programs. ``command``: the words that begin each start; ``least_context``: tokens of context in which
-    the program can work, 0 where that is not known."""
+class Starter:
+    """Starts the same command for each episode.
 
-    command: list[str]
-    least_context: int
+    ``command``: the words that begin each start; ``least_context``: tokens of context in which the program can work, 0
+    where that is not known.
+    """
+
+    least_context = 0
+
+    def __init__(self, command: list[str], task_files: TaskFiles | None) -> None:
+        self.command = command
+        self._task_files = task_files
 
     def check(self, task_ids: Sequence[str], path: str | None) -> None:
         """Raise FileNotFoundError or ValueError where a program or the files of a task are missing."""
-
-    def start_of(self, task_id: str, connection: Connection) -> Start:
-        """Return how the program of an episode is started."""
-
-
-@dataclass
-class CommandStarter:
-    """Starts the same command for each episode."""
-
-    command: list[str]
-    task_files: TaskFiles | None
-    least_context: int = 0
-
-    def check(self, task_ids: Sequence[str], path: str | None) -> None:
-        """Check as :class:`Starter` does."""
         require_program("command", self.command, path)
-        folders = [] if self.task_files is None else [*map(self.task_files.of, task_ids)]
+        folders = [] if self._task_files is None else [*map(self._task_files.of, task_ids)]
         require_script("command", self.command, "it starts with the files of its task alone", folders)
 
     def start_of(self, task_id: str, connection: Connection) -> Start:
-        """Return the start as :class:`Starter` does."""
+        """Return how the program of an episode is started."""
         return Start(self.command)
 
 
-class AgentStarter:
+class AgentStarter(Starter):
     """Starts an agent by its name, with the prompt of the task's folder.
 
     Args:
@@ -57,20 +47,18 @@ class AgentStarter:
     """
 
     def __init__(self, name: str, program: str | None, prefix: Sequence[str], task_files: TaskFiles) -> None:
-        self._name, self._agent, self._task_files = name, find_agent(name), task_files
+        self._name, self._agent, self._prompt_of = name, find_agent(name), task_files.prompt
         own = resolved([os.path.expanduser(program or self._agent.program)])
         self._program = own[0]
-        self.command = [*prefix, *own]
+        super().__init__([*prefix, *own], task_files)
         self.least_context = self._agent.least_context
 
     def check(self, task_ids: Sequence[str], path: str | None) -> None:
-        """Check as :class:`Starter` does."""
         require_installed(self._name, self._agent, self._program, path)
         require_program("command", self.command, path)
         for task_id in task_ids:
-            self._task_files.prompt(task_id)
+            self._prompt_of(task_id)
 
     def start_of(self, task_id: str, connection: Connection) -> Start:
-        """Return the start as :class:`Starter` does."""
-        start = self._agent.start(connection, self._task_files.prompt(task_id))
+        start = self._agent.start(connection, self._prompt_of(task_id))
         return replace(start, command=[*self.command, *start.command])

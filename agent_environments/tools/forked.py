@@ -48,7 +48,7 @@ class ToolCalls:
         self._judge = judge
         self._instance = instance
         self._imported_in = os.getcwd()
-        self._solving: Generator[Any, str | None, Any] | None = None
+        self._solving: Generator[Any, Any, Any] | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request, whose ``op`` is the name of one of the methods below."""

@@ -30,7 +30,7 @@ def solver_of(value: object) -> Callable[[Any], Any] | None:
     return value
 
 
-def turns_of(solution: object) -> Generator[Any, str | None, Any]:
+def turns_of(solution: object) -> Generator[Any, Any, Any]:
     """Return the turns of a task's ``solve``, one by one: a generator is sent the observation of each.
 
     Args:

@@ -1,4 +1,4 @@
-"""An AppWorld episode: deadlines, text, and bringing back a world that died. It does not know how a world is run."""
+"""An AppWorld episode: deadlines, text, and bringing back a world that died."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent_environments.extraction import extract_code
-from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost
+from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import FAILURE_HEAD, observation, reminder_end
 from agent_environments.protocol import (
     EnvironmentCrashed,
@@ -23,6 +23,7 @@ from appworld_adapter.pool.run_folder import experiment_name
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.forked_process import ForkedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -51,20 +52,59 @@ class Execution:
     unsaved: str | None = None
 
 
-class SealedWorld(Protocol):
-    """A task's world, somewhere, up and waiting."""
+class ForkedWorld:
+    """A task's world, up and waiting: a world process with its interpreter."""
+
+    def __init__(self, process: ForkedProcess, losses: Losses) -> None:
+        self._process = process
+        self._losses = losses
+        self._waits = True
+        """True while the world waits for a program. Else it is at work, was cut short or is at its end."""
+        process.ended.add_done_callback(self._ended)
+
+    def _ended(self, ended: asyncio.Future[int | None]) -> None:
+        if self._waits and not self._process.killed:  # between two programs no program is the cause
+            self._losses.note(self)
 
     async def execute(self, code: str) -> Execution:
         """Run a program, without a deadline; raises WorldLost if the world is gone."""
+        self._waits = False
+        try:
+            answer = await answered(self._process.exchange({"code": code}), "the world was lost")
+        except WorldLost as lost:
+            if lost.loss is Loss.ENDED:
+                return Execution(None, completed=False, unsaved=str(lost))
+            raise
+        if answer["ok"]:
+            self._waits = True
+            return Execution(answer["output"], answer["completed"])
+        # All interpreters die at once when the server does, which no program causes.
+        if not await self._process.has_server():
+            raise WorldLost("the world server died", Loss.REFUSED)
+        return Execution(None, completed=False, unsaved=_unsaved(answer))
 
     async def settle(self) -> str | None:
         """Save the changes of a program that was cut short, without a deadline. Returns why that failed, else None.
 
         Raises WorldLost if the world is gone, or the disk is full.
         """
+        answer = await answered(self._process.exchange({"end": True}), "the world was lost")
+        while "saved" not in answer:  # the answer to the program that came too late
+            answer = await answered(self._process.answer(), "the world was lost")
+        return _unsaved(answer)
 
     async def give_back(self) -> None:
         """End the world, by force where needed."""
+        self._process.kill()
+
+
+def _unsaved(answer: dict[str, Any]) -> str | None:
+    """Return why a world could not save its last state; raises WorldLost where the disk is full."""
+    if answer["saved"]:
+        return None
+    if answer.get("no_room"):
+        raise WorldLost(answer["message"], Loss.NO_ROOM)
+    return str(answer["message"])
 
 
 class AppWorldHost(Protocol):
@@ -79,7 +119,7 @@ class AppWorldHost(Protocol):
     replays: int
 
     def check_tasks(self, task_ids: list[str]) -> None: ...
-    async def bring_up(self, card: TaskCard, experiment: str) -> SealedWorld: ...
+    async def bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld: ...
     async def grade(self, task_id: str, experiment: str) -> Grade: ...
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None: ...
 
@@ -97,8 +137,8 @@ class AppWorldEnvironment:
         self._pool = pool
         self._experiment = experiment_name(episode_id)
         self._known_card: TaskCard | None = None
-        self._world: SealedWorld | None = None
-        self._cut_short: SealedWorld | None = None
+        self._world: ForkedWorld | None = None
+        self._cut_short: ForkedWorld | None = None
         """The world whose program was still running when its time was up, until it is settled."""
         self._unsaved: str | None = None
         """The reason why the saved state lacks some program's changes, so that it must not be graded."""

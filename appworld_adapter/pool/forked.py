@@ -40,7 +40,7 @@ from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import dataset_commands, interpreter_command
 from appworld_adapter.pool import experiments
 from appworld_adapter.pool.bubblewrap import WORKER_FOLDER, bubblewrap_prefix
-from appworld_adapter.pool.episode import AppWorldEnvironment, Execution, SealedWorld
+from appworld_adapter.pool.episode import AppWorldEnvironment, ForkedWorld
 from appworld_adapter.pool.run_folder import STATE_LIMIT, WorldFolder
 from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
@@ -94,55 +94,6 @@ def environment_of(root: Path) -> dict[str, str]:
         PATH="/usr/bin:/bin",
         TZ=os.environ.get("TZ", "UTC"),
     )
-
-
-class ForkedWorld:
-    """A world process with its interpreter."""
-
-    def __init__(self, process: ForkedProcess, losses: Losses) -> None:
-        self._process = process
-        self._losses = losses
-        self._waits = True
-        """True while the world waits for a program. Else it is at work, was cut short or is at its end."""
-        process.ended.add_done_callback(self._ended)
-
-    def _ended(self, ended: asyncio.Future[int | None]) -> None:
-        if self._waits and not self._process.killed:  # between two programs no program is the cause
-            self._losses.note(self)
-
-    async def execute(self, code: str) -> Execution:
-        self._waits = False
-        try:
-            answer = await answered(self._process.exchange({"code": code}), "the world was lost")
-        except WorldLost as lost:
-            if lost.loss is Loss.ENDED:
-                return Execution(None, completed=False, unsaved=str(lost))
-            raise
-        if answer["ok"]:
-            self._waits = True
-            return Execution(answer["output"], answer["completed"])
-        # All interpreters die at once when the server does, which no program causes.
-        if not await self._process.has_server():
-            raise WorldLost("the world server died", Loss.REFUSED)
-        return Execution(None, completed=False, unsaved=_unsaved(answer))
-
-    async def settle(self) -> str | None:
-        answer = await answered(self._process.exchange({"end": True}), "the world was lost")
-        while "saved" not in answer:  # the answer to the program that came too late
-            answer = await answered(self._process.answer(), "the world was lost")
-        return _unsaved(answer)
-
-    async def give_back(self) -> None:
-        self._process.kill()
-
-
-def _unsaved(answer: dict[str, Any]) -> str | None:
-    """Return why a world could not save its last state; raises WorldLost where the disk is full."""
-    if answer["saved"]:
-        return None
-    if answer.get("no_room"):
-        raise WorldLost(answer["message"], Loss.NO_ROOM)
-    return str(answer["message"])
 
 
 class AppWorldPool:
@@ -357,13 +308,13 @@ class AppWorldPool:
             logger.warning("agent code runs in sandbox %r: %s. %s", level, WITHSTANDS[level], missing)
         self._level = level
 
-    async def bring_up(self, card: TaskCard, experiment: str) -> SealedWorld:
+    async def bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
         """Return a fresh world; two at a time per processor, whatever the number of slots."""
         await asyncio.to_thread(self.run_folder.show_task, card.task_id)
         async with self._starting:
             return await self._bring_up(card, experiment)
 
-    async def _bring_up(self, card: TaskCard, experiment: str) -> SealedWorld:
+    async def _bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
         secret = None if self._paper_parity else self._token_secret(card.task_id)
         request = {"task_id": card.task_id, "experiment": experiment, "token_secret": secret}
         process = await self._child("world")

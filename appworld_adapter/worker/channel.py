@@ -73,20 +73,14 @@ class Channel:
         return b"\n" in self._pending
 
 
-def readable(channel: Channel) -> bool:
-    """Return whether ``channel`` has at least part of a message, or has been closed by its peer."""
-    poller = _poll()
-    poller.register(channel.descriptor, select.POLLIN | select.POLLHUP)
-    return bool(channel.has_pending or poller.poll(0))
-
-
-def wait_readable(channels: list[Channel]) -> list[Channel]:
-    """Block until at least one of ``channels`` has a message or has been closed by its peer."""
+def wait_readable(channels: list[Channel], longest_ms: int | None = None) -> list[Channel]:
+    """Return those of ``channels`` that have at least part of a message, or were closed by their peers; blocks until
+    there is one."""
     ready = [channel for channel in channels if channel.has_pending]
     if ready:
         return ready
     poller = _poll()
     for channel in channels:
         poller.register(channel.descriptor, select.POLLIN | select.POLLHUP)
-    descriptors = {descriptor for descriptor, _ in poller.poll()}
+    descriptors = {descriptor for descriptor, _ in poller.poll(longest_ms)}
     return [channel for channel in channels if channel.descriptor in descriptors]

@@ -28,7 +28,7 @@ from appworld.apps.model_lib import CachedDBHandler
 from appworld.apps.supervisor import models as supervisor_models
 from appworld.common.utils import import_apis_module
 from appworld.task import Task
-from channel import Channel, ChannelClosed, readable, wait_readable
+from channel import Channel, ChannelClosed, wait_readable
 from fastapi.testclient import TestClient
 from fastapi_login.secrets import to_secret
 from interpreter_server import InterpreterServer
@@ -159,7 +159,7 @@ class WorldEpisode:
 
     def _execute(self, code: str) -> dict[str, Any]:
         try:
-            if readable(self._interpreter):  # an earlier program forged its output, and went on
+            if wait_readable([self._interpreter], longest_ms=0):  # an earlier program forged its output, and went on
                 raise InterpreterDied("it spoke out of turn")
             self._signal(signal.SIGCONT)
             self._send_interpreter({"code": code})

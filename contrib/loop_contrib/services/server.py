@@ -297,7 +297,7 @@ class EnvironmentServer:
         return _agentgym_observation(await self._session(body).step(_action(body)))
 
     async def _observation(self, body: dict[str, Any]) -> str:
-        return self._session(body).last.observation
+        return self._session(body).last.result.observation
 
     async def _grade(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self._session(body).grade()
@@ -344,23 +344,22 @@ def _text(data: dict[str, Any], name: str, otherwise: str | None = None) -> str:
 
 
 def _openenv_observation(answer: ServedAnswer) -> dict[str, Any]:
-    observation = {
-        "text": answer.observation,
-        **_flags(answer),
-        "messages": [asdict(message) for message in answer.messages],
-    }
-    return {"type": "observation", "data": {"observation": observation, "reward": answer.reward, "done": answer.done}}
+    messages = [asdict(message) for message in answer.messages]
+    observation = {"text": answer.result.observation, **_flags(answer), "messages": messages}
+    data = {"observation": observation, "reward": answer.reward, "done": answer.result.done}
+    return {"type": "observation", "data": data}
 
 
 def _agentgym_observation(answer: ServedAnswer) -> dict[str, Any]:
     """Return an answer with ``score`` too, which some of AgentGym's clients read in place of ``reward``."""
     reward = {"reward": answer.reward, "score": answer.reward}
-    return {"observation": answer.observation, **reward, "done": answer.done, **_flags(answer)}
+    return {"observation": answer.result.observation, **reward, "done": answer.result.done, **_flags(answer)}
 
 
 def _flags(answer: ServedAnswer) -> dict[str, Any]:
     """Return the further fields of an answer that clients of this project read."""
-    return {name: getattr(answer, name) for name in ("failed", "empty_action", "reminder", "reason", "turn_reward")}
+    flags = {name: getattr(answer.result, name) for name in ("failed", "empty_action", "reminder")}
+    return {**flags, "reason": answer.reason, "turn_reward": answer.result.reward}
 
 
 def _error(error: object) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import reprlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent_environments.guarded_environment import GuardedEnvironment
@@ -41,18 +41,12 @@ class SessionEnded(NoEpisode):
 class ServedAnswer:
     """An observation as both protocols send it. ``reward`` is the grader's once the episode is done, and 0 before."""
 
-    observation: str
-    reward: float
-    done: bool
-    failed: bool = False
-    empty_action: bool = False
-    reminder: str = ""
+    result: StepResult
+    reward: float = 0.0
     reason: str | None = None
     """Reason of the fault which ended the episode, for clients of this project."""
-    turn_reward: float | None = None
-    """The reward of the action by itself, for clients of this project."""
-    messages: Sequence[Message] = field(default=())
-    """The whole opening, for clients of this project; ``observation`` is its text."""
+    messages: Sequence[Message] = ()
+    """The whole opening, for clients of this project; the result's observation is its text."""
 
 
 class ServedTasks:
@@ -88,7 +82,7 @@ class ServedSession:
     def __init__(self, pool: EnvironmentPool, name: str) -> None:
         self.name = name
         self.steps = 0
-        self.last = ServedAnswer("", 0.0, done=False)
+        self.last = ServedAnswer(StepResult("", done=False, failed=False))
         self._pool = pool
         self._environment: GuardedEnvironment | None = None
         self._turn = asyncio.Lock()
@@ -131,7 +125,8 @@ class ServedSession:
                 self._environment = GuardedEnvironment(await acquire(self._pool, self.name, task_id))
             messages = await self._environment.start(task_id)
             text = "\n\n".join(message.content for message in messages)
-            self.steps, self.last = 0, ServedAnswer(text, 0.0, done=False, messages=messages)
+            opened = StepResult(text, done=False, failed=False)
+            self.steps, self.last = 0, ServedAnswer(opened, messages=messages)
             return self.last
 
     async def step(self, action: str) -> ServedAnswer:
@@ -144,7 +139,7 @@ class ServedSession:
         """
         async with self._call():
             environment = self._running
-            if self.last.done:
+            if self.last.result.done:
                 return self.last
             reason = None
             try:
@@ -153,16 +148,7 @@ class ServedSession:
                 result, reason = StepResult(f"{FAILURE_HEAD} {error}", done=True, failed=True), error.reason
             self.steps += 1
             reward = (await environment.grade()).reward if result.done else 0.0
-            self.last = ServedAnswer(
-                result.observation,
-                reward,
-                result.done,
-                failed=result.failed,
-                empty_action=result.empty_action,
-                reminder=result.reminder,
-                reason=reason,
-                turn_reward=result.reward,
-            )
+            self.last = ServedAnswer(result, reward, reason)
             return self.last
 
     async def grade(self) -> dict[str, Any]:

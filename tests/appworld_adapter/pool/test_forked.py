@@ -12,6 +12,7 @@ import pytest
 from agent_environments.lost_worlds import Losses
 from agent_environments.sandbox import SANDBOX_FOLDER
 from appworld_adapter.pool import bubblewrap, forked
+from appworld_adapter.pool.episode import ForkedWorld
 from appworld_adapter.pool.forked import AppWorldPool, token_key
 from appworld_adapter.pool.run_folder import WorldFolder
 from loop_plumbing import running_time
@@ -159,7 +160,7 @@ class Process:
 )
 async def test_an_end_excuses_neighbours_unless_a_program_brought_it_about(answer, noted):
     losses, process = Losses(), Process(answer)
-    world = forked.ForkedWorld(process, losses)
+    world = ForkedWorld(process, losses)
     await world.execute("code")
     process.ended.set_result(0)
     await asyncio.sleep(0)

@@ -299,26 +299,6 @@ async def test_a_service_that_never_answers_is_one_line_at_its_first_refusal(mod
     assert not (tmp_path / "out/report.json").exists()
 
 
-@pytest.mark.parametrize("answer", ['{"choices": null, "error": {"message": "no credit"}}', "<p>no credit</p>"])
-async def test_a_service_that_answers_with_something_else_is_one_line_with_its_words(model, tmp_path, caplog, answer):
-    async with serving() as service:
-        service.fault = lambda body: (200, answer)
-        with pytest.raises(ConfigError, match="answers 200 and no completion: no credit"):
-            await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
-    assert "Traceback" not in caplog.text
-    assert not (tmp_path / "out/report.json").exists()
-
-
-async def test_content_in_parts_is_joined(model, tmp_path):
-    async with serving() as service:
-        service.speak = lambda body: [
-            {"type": "text", "text": "```python\nfini"},
-            {"type": "text", "text": "sh()\n```"},
-        ]
-        _, lines = await asyncio.to_thread(evaluate, config(model, tmp_path / "out", service.url))
-    assert {(line["end_reason"], line["turns"]) for line in lines} == {("completed", 1)}
-
-
 @pytest.mark.parametrize("ending", ["\r", "\n", "\r\n", " "])
 async def test_a_keys_line_end_is_not_of_it(model, tmp_path, monkeypatch, ending):
     monkeypatch.setenv("OPENAI_API_KEY", KEY + ending)

@@ -126,7 +126,8 @@ async def test_what_a_service_sends_is_bounded(served, monkeypatch):
 
     async def say(self, action):
         answer = await step(self, action)
-        return dataclasses.replace(answer, observation="seen" + long, reminder=long)
+        result = dataclasses.replace(answer.result, observation="seen" + long, reminder=long)
+        return dataclasses.replace(answer, result=result)
 
     with monkeypatch.context() as patch:
         patch.setattr(ServedSession, "step", say)

@@ -208,9 +208,9 @@ class Experiment:
             write_empty_adapter(run / "policies" / "policy-v0000", self._conf.base_model)
             conf = read_config(compose("tiny_cpu", [f"output_dir={run}"]), LoopConfig)
             write_node_config(conf.child, run / "rollout_node.yaml")
-        if turn_values_cli.main(
-            [str(run), "--collection", collection, "--continuations", str(self._args.continuations)]
-        ):
+        node = ["--node", str(run / "rollout_node.yaml")]
+        continuations = ["--continuations", str(self._args.continuations)]
+        if turn_values_cli.main([str(run), "--collection", collection, *node, *continuations]):
             raise RuntimeError("loop method turn-values failed; see above")
         values = {(v.rollout_id, v.turn): v.value for v in read_turn_values(values_file(run, collection))}
         return {

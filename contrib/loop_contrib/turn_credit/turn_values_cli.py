@@ -11,7 +11,6 @@ programs that will run, so read it first if the run is not yours.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,10 +26,13 @@ from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import SOURCE_ERRORS
+from loop_recipes.verbs.exit_status import exit_status
 from rollout_server.client import NodeUnreachable, RolloutClient
 from rollout_server.config import load_node_config
 
 TOKEN_ENV = RolloutNodeConfig.token_env
+DEADLINE_S = 7200.0
+"""Longest wait for the continuations of one rollout."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,25 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--policy-version", type=int, metavar="V", help="version that continues (the one that sampled)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--node", type=Path, metavar="FILE", help="YAML of a node to start if the run's is not running")
-    parser.add_argument("--url", help=f"a rollout node that runs elsewhere; its token is in {TOKEN_ENV}")
-    parser.add_argument("--deadline-s", type=float, default=7200.0, help="longest wait for one rollout's turns (7200)")
     options = parser.parse_args(arguments)
     for name in ("continuations", "every", "most"):
         if (value := getattr(options, name)) is not None and value < 1:
             parser.error(f"--{name} is {value}; it must be at least 1")
-    if not options.deadline_s > 0:
-        parser.error(f"--deadline-s is {options.deadline_s:g}; it must be above 0")
-    try:
-        return _value(options, parser.prog)
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: stopped; the same command goes on from here", file=sys.stderr)
-        return 1
-    except (ValueError, OSError, *SOURCE_ERRORS) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
+    return exit_status(parser.prog, lambda: _value(options), (ValueError, OSError, *SOURCE_ERRORS))
 
 
-def _value(options: argparse.Namespace, program: str) -> int:
+def _value(options: argparse.Namespace) -> str:
+    """Value the turns; returns which file was written, and raises ValueError if it lacks a rollout's."""
     log = _log(options.run, options.collection)
     sampling, limits = stored_protocol(log)
     wanted = []
@@ -80,10 +72,9 @@ def _value(options: argparse.Namespace, program: str) -> int:
             nodes.retire(version)
     finally:
         nodes.close()
-    print(f"written: {file}")
-    for failure in failures:
-        print(f"{program}: not valued: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    if failures:
+        raise ValueError(f"written: {file}, without {len(failures)} rollouts: {'; '.join(failures)}")
+    return f"written: {file}"
 
 
 def _show(bar: Bar, values: Sequence[TurnValue]) -> None:
@@ -108,19 +99,16 @@ def _log(run: Path, collection: str | None) -> Path:
 
 
 def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
-    """Open the node named, else the run's own where it is running, else that of ``--node``, started here; ready.
+    """Open the run's own node where it is running, else that of ``--node``, started here; ready.
 
     Raises:
         ConfigError: no token for a node that runs, or a run whose node is not described.
         NodeUnreachable, NodeDied: it does not answer, or did not start.
     """
-    url, node = options.url, None
-    if url is None:
-        url = _running(options.run / "node")
+    url, node = _running(options.run / "node"), None
     if url is None:
         if options.node is None:
-            file = options.run / "rollout_node.yaml"
-            raise ValueError(f"the run's node is not running: start it with --node {file}, or name one with --url")
+            raise ValueError(f"the run's node is not running: start it with --node {options.run / 'rollout_node.yaml'}")
         node = load_node_config(options.node)
         url = _running(Path(node.root))
     if url is not None:
@@ -128,7 +116,7 @@ def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
         config = RolloutNodeConfig(url=url)
     else:
         config = RolloutNodeConfig(launch=True)
-    nodes = open_nodes(config, node, options.run, options.deadline_s)
+    nodes = open_nodes(config, node, options.run, DEADLINE_S)
     try:
         nodes.wait_ready()
     except BaseException:

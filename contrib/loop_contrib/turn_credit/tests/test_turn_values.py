@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from loop_contrib.turn_credit import turn_values_cli
 from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
 from loop_contrib.turn_credit.turn_values_cli import main
 from loop_formats.branch import Branch
@@ -162,19 +161,8 @@ async def test_the_command_says_in_one_line_what_is_missing(coin, tmp_path, monk
     coin.node.remove_address()
     (tmp_path / "rollout_node.yaml").write_text("environment: {name: 'os:abort'}\n")
     assert "the run's node is not running: start it with --node" in await refusal(str(tmp_path))
-    version = await refusal(str(tmp_path), "--url", coin.url, "--policy-version", "7")
+    coin.node.write_address(coin.url, os.getpid())
+    version = await refusal(str(tmp_path), "--policy-version", "7")
     assert "policy version 7 is neither served nor in" in version
     (Path(coin.node.root) / "collections" / "demo-i0001.meta.jsonl").unlink()
     assert "holds no request" in await refusal(str(tmp_path))
-
-
-def test_ctrl_c_is_one_line_and_no_deadline_is_refused(tmp_path, monkeypatch, capsys):
-    def interrupted(options, program):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(turn_values_cli, "_value", interrupted)
-    assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "loop method turn-values: stopped; the same command goes on from here\n"
-    with pytest.raises(SystemExit):
-        main([str(tmp_path), "--deadline-s", "-1"])
-    assert "--deadline-s is -1; it must be above 0" in capsys.readouterr().err

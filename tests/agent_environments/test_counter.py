@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 
 from agent_environments.counter import TARGETS, CounterPool
@@ -65,24 +63,6 @@ async def test_no_code_is_counted():
     steps, _ = await play(CounterPool(spans), "reach3_1", "I think it is done.")
     assert steps[0].empty_action
     assert not steps[0].failed
-
-
-async def test_places_are_bounded_and_fair():
-    pool = CounterPool(spans, max_worlds=1)
-    first = await pool.acquire("0")
-    order = []
-
-    async def visit(name):
-        environment = await pool.acquire(name)
-        order.append(name)
-        await environment.close()
-
-    visits = [asyncio.create_task(visit(str(number))) for number in range(5)]
-    await asyncio.sleep(0.01)
-    assert order == []
-    await first.close()
-    await asyncio.gather(*visits)
-    assert order == ["0", "1", "2", "3", "4"]
 
 
 async def test_who_waits_for_a_place_is_refused_when_the_pool_closes():

@@ -151,23 +151,6 @@ async def test_an_episode_whose_time_ends_in_a_step_is_graded(pool):
 
 
 @session_loop
-async def test_places_are_fair_and_given_back(pool):
-    card, _ = volume_task()
-    order = []
-
-    async def visit(number):
-        environment = await pool.acquire(f"visit-{number}")
-        order.append(number)
-        assert pool.status().open_worlds <= 4
-        await environment.start(card.task_id)
-        await environment.close()
-
-    await asyncio.gather(*(visit(number) for number in range(12)))
-    assert order == list(range(12))
-    assert pool.status().open_worlds == pool.status().waiting == 0
-
-
-@session_loop
 async def test_a_cancelled_step_leaves_nothing(pool):
     card, _ = volume_task()
     before = set(processes(str(pool.run_folder.path)))

@@ -15,7 +15,6 @@ from agent_environments.protocol import Grade, UnknownTask, acquire
 from support.episodes import begun_episode
 from support.places import check_who_waits_is_refused
 from support.texts import texts_beside
-from support.waiting import wait_until
 
 TABLES = texts_beside(__file__)
 
@@ -276,16 +275,6 @@ async def test_a_program_is_looked_for_where_its_own_variables_say(tmp_path):
     agent.write_text("#!/bin/sh\n")
     agent.chmod(0o755)
     await pool(command=["agent"], variables={"PATH": str(tmp_path)}).open()
-
-
-async def test_who_waits_for_a_place_is_counted():
-    full = pool(command=python("pass"), max_worlds=1)
-    first = await full.acquire("e")
-    second = asyncio.create_task(full.acquire("f"))
-    await wait_until(lambda: full.status().waiting == 1)
-    await first.close()
-    await (await second).close()
-    assert (full.status().open_worlds, full.status().waiting) == (0, 0)
 
 
 async def test_an_episode_without_a_folder_leaves_no_world(monkeypatch):

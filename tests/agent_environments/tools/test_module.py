@@ -5,7 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from agent_environments.protocol import Grade, UnknownTask, pool_class
@@ -160,8 +159,6 @@ def test_what_a_reward_may_return(alarm):
 
     assert graded(lambda answer, target: answer == str(target)) == Grade(1.0, True)
     assert graded(lambda instance: 0.25) == Grade(0.25, False)
-    for numpys, grade in ((np.bool_(True), Grade(1.0, True)), (np.float32(0.25), Grade(0.25, False))):
-        assert graded(lambda numpys=numpys: numpys) == grade
 
     @reward
     async def own(target, bonus=0.0):

@@ -349,7 +349,7 @@ def test_a_docstring_of_odd_text_loses_nothing(doc, description):
     assert tool(odd).description == description
 
 
-FILE = texts_beside(__file__)["file"]
+FILE = TABLES["file"]
 FOLDER = {
     "mine.py": FILE,
     "helper.py": "from __future__ import annotations\nfrom pydantic import BaseModel\n"

@@ -16,8 +16,7 @@ from support.texts import texts_beside
 from support.tool_modules import write
 
 TABLES = texts_beside(__file__)
-
-JUDGED = texts_beside(__file__)["judged"]
+JUDGED = TABLES["judged"]
 
 
 @pytest.fixture

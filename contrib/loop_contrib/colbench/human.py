@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from agent_environments.protocol import Message
 from loop_contrib.chat_model import ChatEndpoint, ChatModel
@@ -17,7 +16,7 @@ DOES_NOT_KNOW = "I don't know."
 NO_RESPONSE = "No response."
 
 
-class Human(Protocol):
+class Human:
     """Answers one question at a time."""
 
     async def open(self) -> None:
@@ -29,6 +28,7 @@ class Human(Protocol):
         Raises:
             EnvironmentCrashed: he cannot answer, whatever is asked.
         """
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Release all. May be called twice."""
@@ -46,11 +46,8 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
 """Topic -> words of a question about it."""
 
 
-class ScriptedHuman:
+class ScriptedHuman(Human):
     """Says what a question's words ask for, of at most two particulars; deterministic, and for generated tasks only."""
-
-    async def open(self) -> None:
-        """Nothing to make ready."""
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
         words = re.findall(r"[a-z]+", dialogue[-1].content.lower())
@@ -58,11 +55,8 @@ class ScriptedHuman:
         asked = dict.fromkeys(topic for word in words for topic in answers if word in KEYWORDS[topic])
         return " ".join(answers[topic] for topic in list(asked)[:MAX_ANSWERS]) or DOES_NOT_KNOW
 
-    async def close(self) -> None:
-        """Nothing to release."""
 
-
-class EndpointHuman:
+class EndpointHuman(Human):
     """A model that knows the code and must never show it. It answers in at most two sentences, or with "No response."
     where it has no answer.
     """

@@ -1,4 +1,4 @@
-"""A model behind a chat endpoint; what it answers is tested with those who ask it, ColBench's human and a judge."""
+"""A model behind a chat endpoint; its absence is tested with a judge, who asks it."""
 
 import pytest
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.protocol import EnvironmentCrashed, Message
+from agent_environments.protocol import Message
 from contrib_support.chat_endpoint import FakeChatEndpoint
 from loop_contrib import chat_client
 from loop_contrib.chat_model import ChatEndpoint
@@ -106,34 +106,6 @@ async def test_long_answers_are_cut_and_code_is_not_passed_on(endpoint, human):
 async def test_a_question_that_breaks_the_endpoint_does_not_void_the_episode(endpoint, human, reply):
     endpoint.reply = lambda body: reply if "hostile" in json.dumps(body) else "Hello."
     assert await human.answer(TASKS[0], asked("hostile")) == NO_RESPONSE
-
-
-async def test_an_endpoint_that_is_gone_is_a_crash(endpoint, human):
-    endpoint.reply = lambda body: 503
-    with pytest.raises(EnvironmentCrashed, match=r"the human does not answer: http.* answers 503"):
-        await human.answer(TASKS[0], asked("Which field?"))
-
-
-async def test_a_busy_endpoint_is_asked_again(endpoint, human):
-    replies = iter([429, 503, "At last."])
-    endpoint.reply = lambda body: next(replies)
-    assert await human.answer(TASKS[0], asked("Which field?")) == "At last."
-
-
-async def test_a_human_who_is_not_there_stops_the_start(endpoint):
-    endpoint.reply = lambda body: 401
-    human = EndpointHuman(ChatEndpoint(endpoint.url, "base", None))
-    with pytest.raises(EnvironmentCrashed, match="answers 401"):
-        await human.open()
-    assert endpoint.keys[-1] is None
-
-
-def test_a_wrong_endpoint_is_one_line(monkeypatch):
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    with pytest.raises(ValueError, match="must begin with http"):
-        ChatEndpoint("localhost", "base", None)
-    with pytest.raises(ValueError, match="set the environment variable NO_SUCH_KEY"):
-        ChatEndpoint("http://localhost/v1", "base", "NO_SUCH_KEY")
 
 
 async def test_a_nodes_own_model_plays_the_human_of_colbench(running, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tests for any environment: is it an :class:`EnvironmentPool`, and can agent code void an episode?
+"""Tests that an environment follows :class:`EnvironmentPool`, and that agent code cannot void an episode of it.
 
     async def test_conforms():
         pool = MyPool(token_spans)

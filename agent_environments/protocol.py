@@ -263,7 +263,7 @@ class PoolWithSplits(Protocol):
     """The further interface of a pool that knows the names of its splits before it is opened."""
 
     def splits(self) -> list[str]:
-        """Return the names, in order."""
+        """Return the names of the splits in the order in which they are listed."""
 
 
 def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:

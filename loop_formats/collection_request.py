@@ -174,7 +174,7 @@ class CollectionRequest:
 
     @property
     def floor_total(self) -> int:
-        """Rollouts that all tasks together must reach."""
+        """Fewest rollouts that all tasks together must reach."""
         return max(1, math.ceil(self.min_rollouts_fraction * self.episodes - 1e-9))
 
     @property

@@ -53,7 +53,7 @@ def raised_as(kind: Callable[[str], Exception], before: str = "", *kinds: type[E
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the error's message; its kind where it has none."""
+    """Return the first line of the error's message, or its class where the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

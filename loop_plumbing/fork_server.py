@@ -1,7 +1,7 @@
-"""A server that prepares once and forks a process for each episode: its own end, and that of the processes.
+"""A server that prepares once and forks a process for each episode: code of the server and of its processes.
 
-Nothing that happens in a process holds up another episode, or the owner. Its traces end with the process: its memory,
-its folder, and the processes that it started. The server runs below the owner (:mod:`loop_plumbing.forked_process`),
+Nothing that happens in a process holds up another episode, or the owner. When a process ends, its memory, its folder
+and the processes that it started go, too. The server runs below the owner (:mod:`loop_plumbing.forked_process`),
 perhaps under another interpreter, so it needs the standard library only. They speak in messages of JSON over a socket:
 
     from the owner                          from the server

@@ -367,7 +367,7 @@ def _end_unwanted(forking: asyncio.Task[ForkedProcess]) -> None:
 
 
 class ForkedProcess:
-    """A process that answers one request at a time. ``ready`` is its server's message when it was ready."""
+    """A process that answers one request at a time. ``ready`` is the message that its server sent when it was ready."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Finds the known names that an unknown one may stand for: of verbs, keys, configs, environments and agents."""
+"""Suggests known names for a misspelt one: verbs, keys, configs, environments and agents."""
 
 from __future__ import annotations
 

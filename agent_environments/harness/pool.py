@@ -355,7 +355,7 @@ class HarnessPool:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))
 
     async def acquire_for(self, episode_id: str, task_id: str) -> HarnessEnvironment:
-        """Acquire as :meth:`acquire`; where the world is a mixture, a slot in the task's own environment."""
+        """Acquire as :meth:`acquire` does. In a mixture, take a slot of the task's environment."""
         return await self._acquire(episode_id, lambda world: acquire(world, episode_id, task_id))
 
     async def _acquire(

@@ -373,7 +373,7 @@ class RemotePool:
         return RemoteEnvironment(self)
 
     def release(self, environment: RemoteEnvironment) -> None:
-        """Give back the slot of an environment that closes, which calls this once."""
+        """Free the slot of a closed environment, which calls this once."""
         self._open.discard(environment)
         self._slots.give_back()
 

@@ -44,7 +44,7 @@ No links, devices, sockets or pipes."""
 
 
 def check(result: int, what: str) -> int:
-    """Return the result of a call of the C library; raises OSError, which names ``what``, where it failed."""
+    """Return the result of a call of the C library. If it failed, raise an OSError that names ``what``."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -131,10 +131,10 @@ class InstancePool:
         await self._end(process)
 
     async def acquire(self) -> Lease:
-        """Return a process of its own for an episode; waits its turn while all places are taken.
+        """Start a process for one episode; waits while all slots are taken.
 
         Raises:
-            EnvironmentCrashed: it could not be made; or the pool is closed.
+            EnvironmentCrashed: the process could not be started, or the pool is closed.
         """
         await self._slots.take()
         try:

@@ -437,7 +437,7 @@ class AppWorldPool:
         return environment
 
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None:
-        """Give back the slot of an environment that closes, which calls this once."""
+        """Free the slot of a closed environment, which calls this once."""
         self._open.discard(environment)
         self._slots.give_back()
         if self._run_folder is not None:

@@ -1,7 +1,7 @@
 """The grader: the only process that reads the ground truth, and it runs no agent code.
 
-It gets the folder in which a world process saved its state, and evaluates that. One child per grade: a fresh copy of
-the engine's caches, and a deadline that can be enforced by killing it.
+It gets the folder in which a world process saved its state, and evaluates that. Each grade runs
+in a child process of its own, which has a fresh copy of the engine's caches and is killed at the deadline.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ Call = tuple[object, object]
 
 @dataclass(frozen=True)
 class CallForm(ABC):
-    """How a template writes calls; ``opens`` is what stands before the first."""
+    """How a template writes calls; ``opens`` is the text before the first call of a turn."""
 
     opens: str
 

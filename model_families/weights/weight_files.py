@@ -31,7 +31,7 @@ def weight_files(folder: str | Path) -> list[Path]:
     """Return the files of a model's weights: the parts that an index names, or the one file.
 
     Raises:
-        ValueError: there are none, or pickles alone, an index cannot be read, or a part that it names is missing.
+        ValueError: the folder has no weights or pickles alone, or its index is unreadable or names a missing file.
     """
     folder = Path(folder)
     index, whole = folder / f"{SAFETENSORS}{INDEX}", folder / SAFETENSORS

@@ -206,13 +206,13 @@ def _general_flags(folder: str, base: BaseModel, cpu: bool) -> list[str]:
 
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:
-    """Return the environment of server ``index``: ours, vLLM's settings, and those of the configuration.
+    """Return the environment variables of server ``index``: the node's, vLLM's settings, and the configuration's.
 
     Args:
         root: the node's folder.
 
     Raises:
-        ServerStartError: it would get a GPU that this process may not use, or code that it compiles could not run.
+        ServerStartError: this process may not use the server's GPU, or code that the server compiles could not run.
     """
     environment = {
         # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: settings of

@@ -146,7 +146,7 @@ class TrainingRecipe:
         return out_of_memory(error, tokens, self._device, self.length_key)
 
     def stopped(self, where: str) -> None:
-        """Print where the run stopped because it was asked to; every rank ends then."""
+        """Print where a requested stop took effect. All ranks end after it."""
         if self._rank == 0:
             line = f"{typed(self.name)}: stopped {where}; {self._way_to_resume()} goes on"
             print(folded(line, sys.stderr), file=sys.stderr)

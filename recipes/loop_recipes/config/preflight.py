@@ -33,7 +33,7 @@ Checks: TypeAlias = dict[str, Callable[[], object]]
 
 
 def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
-    """Check the components and files of the keys that all recipes with a learner share.
+    """Check the keys that all training recipes share: components can be imported, and files exist.
 
     Raises:
         ConfigError: one line that names the key and the cure.

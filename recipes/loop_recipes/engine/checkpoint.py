@@ -105,7 +105,7 @@ def load_training_state(folder: Path) -> TrainingState:
     """Read a checkpoint.
 
     Raises:
-        ConfigError: a file is missing or damaged; names it, and the checkpoint before, from which a run could go on.
+        ConfigError: a file is missing or damaged. The message names it, and the earlier checkpoint to resume from.
     """
     try:
         check_sums(folder)

@@ -1,4 +1,4 @@
-"""Apple's Cut Cross-Entropy as a head. The kernels, which need triton, are in cce_kernels.py."""
+"""Computes log-probs from hidden states by Apple's Cut Cross-Entropy. The kernels (cce_kernels.py) need triton."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class GeneralDecoder(LogProbModule, nn.Module):
         return {numbers[0]: len(numbers) for numbers in layers_of_kind.values()}
 
     def windows(self) -> list[int | None]:
-        """Return how many tokens each layer with attention attends to, its own among them; None is all before it."""
+        """Return each attention layer's window in tokens, the present token included; None where it has no window."""
         config = self.text.config
         window = getattr(config, "sliding_window", None)
         types = getattr(config, "layer_types", None)

@@ -44,7 +44,7 @@ class EvaluationTimeout(RuntimeError):
 
 
 class NoScore(RuntimeError):
-    """A cell lost all its rollouts: there is nothing to score, and trying again would be in vain."""
+    """All rollouts of a policy at a sampling were lost: there is no score, and a retry would not help."""
 
     @classmethod
     def of(cls, cell: Cell, why: str) -> NoScore:

@@ -119,8 +119,10 @@ class NamedResults:
 
 @dataclass(frozen=True)
 class Figure:
-    """A percentage: the mean over tasks (or groups of them) of each one's mean over its runs; the standard deviation
-    over whole runs, None where there are fewer than two; the bootstrap interval."""
+    """A percentage: the mean over tasks (or groups) of the means over runs, and its bootstrap interval.
+
+    ``std`` is the standard deviation over whole runs, None with fewer than two.
+    """
 
     mean: float
     std: float | None

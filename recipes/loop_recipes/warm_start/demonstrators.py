@@ -27,8 +27,8 @@ def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
 
 
 def added_demonstrator(environment: EnvironmentConfig) -> Demonstrator:
-    """Load an installed package's demonstrator for an environment, an entry point of the group
-    ``torchtune_loop.demonstrators``: a class, or a function, called with the environment's section.
+    """Load the demonstrator that an installed package has for an environment: an entry point of the group
+    ``torchtune_loop.demonstrators``. It is a class or a function, and is called with the environment's section.
 
     Raises:
         ConfigError: there is none.

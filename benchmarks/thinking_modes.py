@@ -32,7 +32,7 @@ from loop_formats.collection_request import CollectionRequest, Limits
 from loop_formats.rollout import Rollout
 from loop_recipes.engine.samples import Sample
 from loop_recipes.engine.shared_prefixes import units
-from model_families.chat.templated import Templated
+from model_families.chat.format import ChatFormat
 from rollout_server.collecting.collector import EpisodeKey
 from rollout_server.collecting.episode import Episode
 from rollout_server.collecting.policy_sampler import EpisodeServices
@@ -60,7 +60,7 @@ class Script:
 
     dataset = "scripted"
 
-    def __init__(self, tokens: Templated):
+    def __init__(self, tokens: ChatFormat):
         longest = max((message.content for message in Prompt("loop").messages(CARD)), key=len)
         text = " ".join(longest.split()[:THOUGHT_WORDS])
         thought = "" if tokens.thinking == "off" else f"<think>\n{text}\n</think>\n\n"
@@ -95,7 +95,7 @@ class Script:
         pass
 
 
-def play(tokens: Templated, turns: int) -> tuple[list[Rollout], Script]:
+def play(tokens: ChatFormat, turns: int) -> tuple[list[Rollout], Script]:
     """Play the episode; returns its sequences, and the script that was followed."""
     script: Any = Script(tokens)
     services = EpisodeServices(script, tokens, script, script, NodeMetrics())
@@ -114,7 +114,7 @@ def common_tokens(sequences: list[list[int]]) -> int:
     return common
 
 
-def figures(tokens: Templated, turns: int) -> dict[str, float]:
+def figures(tokens: ChatFormat, turns: int) -> dict[str, float]:
     """Return the figures of one way."""
     rollouts, script = play(tokens, turns)
     trained = Counter(turn.message for rollout in rollouts for turn in rollout.turns)
@@ -145,7 +145,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = write_qwen3(Path(name))
         for mode in ("off", "kept", "stripped"):
-            measured = figures(Templated(folder, mode), options.turns)
+            measured = figures(ChatFormat(folder, mode), options.turns)
             print(f"{mode:9}", "  ".join(f"{metric} {value:,}" for metric, value in measured.items()), flush=True)
             rows += [
                 {

@@ -8,7 +8,6 @@ from pathlib import Path
 from model_families.chat.format import ChatFormat, ObservationRole, Thinking
 from model_families.chat.proof import check_template
 from model_families.chat.template import ChatTemplate
-from model_families.chat.templated import Templated
 from model_families.chat.tokenizer import read_tokenizer
 
 
@@ -31,7 +30,7 @@ def open_chat(
             "one), or take a model that was taught to chat"
         )
     try:
-        chat = Templated(model_dir, thinking, observation_role)
+        chat = ChatFormat(model_dir, thinking, observation_role)
         check_template(tokens, chat)
     except ValueError as error:
         if thinking is not None or observation_role is not None:

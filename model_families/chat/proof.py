@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent_environments.tool_calls import ToolCall
+from model_families.chat.format import ChatFormat
 from model_families.chat.messages import ChatMessage, Tools
-from model_families.chat.templated import Templated
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,7 +31,7 @@ _MAX_DIFFERENCE_CHARACTERS = 60
 Conversation = tuple[list[ChatMessage], Tools]
 
 
-def check_template(tokens: Tokenizer, chat: Templated) -> None:
+def check_template(tokens: Tokenizer, chat: ChatFormat) -> None:
     """Check that ``chat`` writes conversations as its template does, and that text in them forges no control token.
 
     Args:
@@ -51,7 +51,7 @@ def check_template(tokens: Tokenizer, chat: Templated) -> None:
     _check_unforgeable(chat)
 
 
-def _conversations(chat: Templated) -> Iterator[Conversation]:
+def _conversations(chat: ChatFormat) -> Iterator[Conversation]:
     """Yield conversations with each piece that an episode can have (docs/chat_formats.md)."""
     asked = [SYSTEM, QUESTION]
     yield [QUESTION], ()
@@ -66,7 +66,7 @@ def _conversations(chat: Templated) -> Iterator[Conversation]:
         yield [*asked, ChatMessage("assistant", "", (CALL,)), ChatMessage("tool", RESULT)], (ADD,)
 
 
-def _check_unforgeable(chat: Templated) -> None:
+def _check_unforgeable(chat: ChatFormat) -> None:
     """Check that text with the template's own words in it has no more control tokens than any other."""
     hostile = f"x{chat.decode(chat.opening([SYSTEM, QUESTION, ANSWER, QUESTION]))}x"
 
@@ -78,7 +78,7 @@ def _check_unforgeable(chat: Templated) -> None:
         raise ValueError("the template makes control tokens of the text of a message")
 
 
-def _difference(chat: Templated, own: Sequence[int], ours: Sequence[int]) -> str:
+def _difference(chat: ChatFormat, own: Sequence[int], ours: Sequence[int]) -> str:
     pairs = zip(own, ours, strict=False)
     same = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(own), len(ours)))
     before = chat.decode(own[:same])[-_MAX_DIFFERENCE_CHARACTERS // 2 :]

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loop_formats.run_files import settings_of
-from model_families.families import llama, mistral, qwen2, qwen3
-from model_families.families.family import Family, NotBuilt, Rope, read_rope
+from model_families.families.family import FAMILIES, Family, NotBuilt, Rope, read_rope
 from model_families.families.general_model import (
     is_expert,
     is_of_tower,
@@ -34,8 +33,6 @@ from model_families.weights.weight_names import EMBEDDING, HEAD
 if TYPE_CHECKING:
     from model_families.weights.four_bits import FourBits
 
-FAMILIES = {each.FAMILY.architecture: each.FAMILY for each in (qwen2, qwen3, llama, mistral)}
-"""The families that torchtune's modules build, by their names in config.json; transformers builds all others."""
 MAX_HEADER_BYTES = 16 << 20
 _MODEL_FILES = re.compile(
     r"((generation_)?config|tokenizer(_config)?|vocab|chat_template|special_tokens_map|added_tokens)\.json|.*\.jinja"

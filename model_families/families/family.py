@@ -1,4 +1,4 @@
-"""A family: the common build of its decoders, and the config.json that it can build. Each has a file beside this.
+"""The families that torchtune's modules build: the common build of their decoders, and their config.json.
 
 All are dense decoders of one build, which :mod:`model_families.decoder` makes: RMSNorm, rotary positions,
 attention with shared keys, a gated MLP of SiLU. A family says what differs.
@@ -118,6 +118,35 @@ _OF_ALL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False, None),
     "partial_rotary_factor": (1.0, None),
 }
+
+
+FAMILIES = {
+    family.architecture: family
+    for family in (
+        # Qwen2 and Qwen2.5.
+        Family("Qwen2ForCausalLM", qkv_bias=True, window=4096, windowed=False),
+        # Qwen3, dense (0.6B to 32B, those of July 2025 included).
+        Family(
+            "Qwen3ForCausalLM",
+            qk_norm=True,
+            head_width=128,
+            window=4096,
+            windowed=False,
+            required={"attention_bias": (False, None)},
+        ),
+        # Llama 2 to 3.3, and what is built like it, as SmolLM2; from 3.1 on its positions are scaled.
+        Family("LlamaForCausalLM", positions=2048, required={"attention_bias": (False, None)}),
+        # Mistral (7B, Nemo). The first 7B, and what was made of it, has a sliding window. Its folders also hold the
+        # weights in a format of its own, which vLLM would take.
+        Family(
+            "MistralForCausalLM",
+            positions=131_072,
+            window=4096,
+            vllm_args=("--config-format", "hf", "--tokenizer-mode", "hf"),
+        ),
+    )
+}
+"""The families by their names in config.json; transformers builds all other decoders."""
 
 
 class NotBuilt(ValueError):

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from loop_recipes.plan.published_folder import stored_shapes, write_header
-from model_families.base_model import FAMILIES, BaseModel
+from model_families.base_model import BaseModel
+from model_families.families.family import FAMILIES
 from model_families.weights.published import published
 from support.random_policy import write_tokenizer
 

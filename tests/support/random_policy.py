@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from model_families.base_model import BaseModel
-from model_families.families import qwen2
+from model_families.families.family import FAMILIES
 
 # Heads of 32: vLLM on CPU knows no smaller ones.
 WIDTH, LAYERS, HEADS, KV_HEADS, FEED_FORWARD = 64, 2, 2, 1, 128
@@ -29,7 +29,7 @@ MODEL_CONFIG = {
     "vocab_size": 300,
 }
 """What :func:`write_model`'s config.json says of the shapes, for tests that need no weights."""
-OURS = BaseModel.of_family(MODEL_CONFIG, qwen2.FAMILY)
+OURS = BaseModel.of_family(MODEL_CONFIG, FAMILIES["Qwen2ForCausalLM"])
 
 
 def write_tokenizer(folder: Path) -> None:

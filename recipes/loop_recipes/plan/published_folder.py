@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.core_model_loading import revert_weight_conversion
 
-from model_families.base_model import FAMILIES
+from model_families.families.family import FAMILIES
 from model_families.weights.published import published_config
 
 

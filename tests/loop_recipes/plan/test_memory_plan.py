@@ -12,7 +12,7 @@ import pytest
 from loop_formats.schema import from_mapping
 from loop_recipes.plan.memory_plan import GIB, plan_host, plan_rollout_server, plan_trainer, plan_turns
 from model_families.base_model import BaseModel
-from model_families.families import qwen2
+from model_families.families.family import FAMILIES
 from rollout_server.config import NodeConfig
 from support.families import PUBLISHED, write_config
 from support.processes import IMPORT_PATH
@@ -125,7 +125,7 @@ def _qwen2(layers, width, inner, heads, keys, words, tied):
     """As its config.json describes it."""
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "vocab_size": words}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys, "tie_word_embeddings": tied}
-    return BaseModel.of_family(sizes, qwen2.FAMILY)
+    return BaseModel.of_family(sizes, FAMILIES["Qwen2ForCausalLM"])
 
 
 SHAPES = {  # torchtune's builder: its sizes, but for the number of layers, and ranks

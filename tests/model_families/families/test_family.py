@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_families.base_model import FAMILIES, BaseModel
+from model_families.base_model import BaseModel
 from model_families.families.family import Rope
 from support.families import ONE_EACH, PUBLISHED, small, write_config, write_model
 from support.texts import texts_beside
@@ -76,8 +76,3 @@ def test_what_no_family_builds_transformers_builds(tmp_path, name, change):
 def test_what_cannot_be_trained_is_one_line(tmp_path, change, said):
     with pytest.raises(ValueError, match=rf"^\S+/config\.json: {said}.*$"):
         BaseModel.read(write_config(tmp_path, small("Qwen3-4B") | change))
-
-
-def test_a_family_is_known_by_one_architecture():
-    assert list(FAMILIES) == ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"]
-    assert all(family.architecture == name for name, family in FAMILIES.items())

@@ -80,7 +80,7 @@ async def measure(args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="serving-benchmark-") as name:
         folder = Path(name)
         group = ServerGroup(model, servers, folder / "logs")
-        policies = PolicyStore(group, model, servers, folder / "policies", folder)
+        policies = PolicyStore(group, model, servers, folder / "policies")
         for version in (0, 1):
             write_adapter(folder / f"adapter{version}", version, model.lora_rank, scale=0.0, model=Path(path))
         started = time.perf_counter()

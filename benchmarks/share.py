@@ -121,7 +121,7 @@ class Device:
         with tempfile.TemporaryDirectory(prefix="share-benchmark-") as name:
             folder, model = Path(name), Path(self._model.path)
             self._group = ServerGroup(self._model, self._servers, folder / "logs")
-            policies = PolicyStore(self._group, self._model, self._servers, folder / "policies", folder)
+            policies = PolicyStore(self._group, self._model, self._servers, folder / "policies")
             write_adapter(folder / "adapter", 1, self._model.lora_rank, scale=0.05, model=model)
             started = time.perf_counter()
             await self._group.start()
@@ -136,6 +136,7 @@ class Device:
                 places = list(range(1, len(self._canary)))
                 canary: dict[str, Any] = {"token_ids": self._canary, "positions": places, "logprobs": self._first}
                 canary["tolerance"] = TOLERANCE
+                write_adapter(folder / "adapter", 1, self._model.lora_rank, scale=0.05, model=model)
                 await policies.publish(1, folder / "adapter", canary)
                 for what, (seed, scale) in WRONG.items():
                     write_adapter(folder / what, seed, self._model.lora_rank, scale=scale, model=model)

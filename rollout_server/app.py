@@ -308,14 +308,8 @@ def _version(request: web.Request) -> int:
 
 
 async def publish_policy(request: web.Request) -> web.Response:
-    """Publish an adapter by path (JSON) or upload (multipart: the two files, and perhaps a part "canary" of JSON)."""
+    """Publish an adapter that is uploaded as multipart: its two files, and perhaps a part "canary" of JSON."""
     node, version = request.app[NODE], _version(request)
-    if not request.content_type.startswith("multipart/"):
-        body = read_json(await read_body(request))
-        if not isinstance(body, dict) or not isinstance(body.get("path"), str) or set(body) - {"path", "canary"}:
-            raise RequestError(400, 'the body must be {"path": ..., "canary": ...} or a multipart upload')
-        info = await node.policies.publish(version, body["path"], body.get("canary"))
-        return web.json_response(asdict(info))
     most = node.policies.max_adapter_bytes + 2 * MAX_JSON_BYTES
     if (request.content_length or 0) > most:
         raise RequestError(
@@ -335,7 +329,7 @@ async def _receive(request: web.Request, folder: Path, most: int) -> Any:
     """Write the upload's files below ``folder``; returns the decoded canary, or None."""
     try:
         return await _write_parts(request, folder, most)
-    except (ValueError, RuntimeError, AssertionError, RequestPayloadError) as error:  # aiohttp's own
+    except (ValueError, KeyError, RuntimeError, AssertionError, RequestPayloadError) as error:  # aiohttp's own
         raise RequestError(400, f"the upload is not multipart/form-data: {error}") from error
 
 

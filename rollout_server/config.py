@@ -159,8 +159,6 @@ class NodeConfig:
     any case; `loop train FILE.py` sets false."""
     token_env: str = "ROLLOUT_SERVER_TOKEN"
     """The environment variable that holds the bearer token."""
-    policy_root: str | None = None
-    """Shared folder that policies may be published from by path; null accepts uploads only."""
     servers: ServersConfig = field(default_factory=ServersConfig)
     max_concurrent_episodes: PositiveInt = 32
     """Episodes that run at the same time."""

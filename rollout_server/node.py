@@ -84,9 +84,7 @@ class Node:
         self._model_digest = model_digest(config.model.path)
         self.pool = create_pool(config.environment.name, config.environment.options, self.tokens.spans)
         self.servers = ServerGroup(config.model, config.servers, self.root / "logs")
-        self.policies = PolicyStore(
-            self.servers, config.model, config.servers, self.root / "policies", config.policy_root
-        )
+        self.policies = PolicyStore(self.servers, config.model, config.servers, self.root / "policies")
         self.router = Router(self.servers, config.servers.max_num_seqs)
         self.metrics = NodeMetrics()
         self.metrics.watch(self.status)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from rollout_server.policies.adapter_check import AdapterError
+from loop_formats.schema import STRICT, Positive, Some, require
 
 NEARER = 4.0
 CERTAIN, SHARE = 5.0, 0.1
-MAX_NUMBER = 2.0**31
-"""The largest number in a canary. Ids, positions and nats are far smaller; a larger int may not fit a float."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Canary:
     """Log-probs the trainer computed with the weights it means: a proof that the servers compute with the same.
 
@@ -34,12 +32,17 @@ class Canary:
             this, and the base model.
     """
 
-    token_ids: list[int]
-    positions: list[int]
+    token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=2)]
+    positions: Some[Annotated[int, Field(ge=1)]]
     logprobs: list[float]
-    tolerance: float = 0.05
-    mean_tolerance: float | None = None
+    tolerance: Positive = 0.05
+    mean_tolerance: Positive | None = None
     others: tuple[list[float], ...] = ()
+
+    def __post_init__(self) -> None:
+        require(max(self.positions) < len(self.token_ids), "positions must be indices of token_ids from 1 on")
+        for values in (self.logprobs, *self.others):
+            require(len(values) == len(self.positions), f"{len(self.positions)} positions and {len(values)} logprobs")
 
     def objection(self, served: list[float]) -> str | None:
         """Return why log-probs of the tokens at ``positions`` are not of these weights; None if they may be."""
@@ -69,38 +72,3 @@ class Canary:
                     "adapter makes"
                 )
         return None
-
-    @classmethod
-    def from_dict(cls, data: Any, max_context: int) -> Canary:
-        """Read a canary from JSON. Raises AdapterError, which names the wrong key."""
-        if not isinstance(data, Mapping) or set(data) - {field.name for field in fields(cls)}:
-            raise AdapterError(
-                "canary must be an object with token_ids, positions, logprobs and perhaps tolerance, mean_tolerance "
-                "and others"
-            )
-
-        def numbers(key: str, kind: Any, values: Any) -> list:
-            if not isinstance(values, list) or not all(
-                isinstance(value, kind) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER for value in values
-            ):
-                raise AdapterError(f"canary.{key} must be a list of finite numbers")
-            return values
-
-        token_ids, positions = (numbers(key, int, data.get(key)) for key in ("token_ids", "positions"))
-        logprobs = numbers("logprobs", int | float, data.get("logprobs"))
-        others = data.get("others", [])
-        if not isinstance(others, list):
-            raise AdapterError("canary.others must be a list of lists of log-probs")
-        others = [numbers("others", int | float, other) for other in others]
-        if not 2 <= len(token_ids) < max_context or min(token_ids) < 0:
-            raise AdapterError(f"canary.token_ids must be 2 to {max_context - 1} ids of 0 or more")
-        if not positions or not all(1 <= position < len(token_ids) for position in positions):
-            raise AdapterError("canary.positions must be indices of token_ids from 1 on")
-        for values in (logprobs, *others):
-            if len(values) != len(positions):
-                raise AdapterError(f"canary has {len(positions)} positions and {len(values)} logprobs")
-        limits = {key: data[key] for key in ("tolerance", "mean_tolerance") if data.get(key) is not None}
-        for key, value in limits.items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
-                raise AdapterError(f"canary.{key} must be a number above 0")
-        return cls(token_ids, positions, logprobs, **limits, others=tuple(others))

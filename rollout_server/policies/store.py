@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loop_formats.schema import from_mapping, require
 from model_families.base_model import BaseModel
 from rollout_server.config import ModelConfig, ServersConfig
 from rollout_server.inference.router import ServerUnavailable
@@ -23,7 +24,7 @@ from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.canary import Canary
-from rollout_server.policies.folder import Incoming, PolicyFolder, policy_name
+from rollout_server.policies.folder import PolicyFolder, policy_name
 from rollout_server.policies.placement import Adapter, Placement
 
 logger = logging.getLogger(__name__)
@@ -69,27 +70,18 @@ class PolicyStore:
     Args:
         group: the servers; each gets the live versions again whenever it comes up.
         folder: the folder of the versions; on a file system that every server sees under the same path.
-        source_root: folder from which :meth:`publish` may take adapters besides :meth:`staging`; None for none.
 
     Raises:
         ValueError: a base model of unknown architecture.
     """
 
-    def __init__(
-        self,
-        group: ServerGroup,
-        model: ModelConfig,
-        servers: ServersConfig,
-        folder: str | Path,
-        source_root: str | Path | None = None,
-    ) -> None:
+    def __init__(self, group: ServerGroup, model: ModelConfig, servers: ServersConfig, folder: Path) -> None:
         self._group = group
         self._placement = Placement(group)
         self._model = model
         self._max_live = servers.max_loras
         self._base = BaseModel.read(model.path)
-        source = Path(source_root) if source_root is not None else None
-        self._folder = PolicyFolder(Path(folder), source, self._base, model.lora_rank)
+        self._folder = PolicyFolder(folder, self._base, model.lora_rank)
         self._live: dict[int, ServedPolicy] = {}
         self._change = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -159,14 +151,16 @@ class PolicyStore:
             self._retirements.add(task)
             task.add_done_callback(self._retirements.discard)
 
-    async def publish(self, version: int, folder: str | Path, canary: Mapping[str, Any] | None = None) -> PolicyInfo:
-        """Check, copy, load everywhere, prove, then serve. On failure the versions served before are served on.
+    async def publish(self, version: int, upload: Path, canary: Mapping[str, Any] | None = None) -> PolicyInfo:
+        """Check, load everywhere, prove, then serve. On failure the versions served before are served on.
 
+        ``upload`` is a folder of :meth:`staging`, or another one on its file system; the policy's folder is made of it.
         Publishing the same content again under the same version only makes it the latest; other content replaces a
         version that nobody uses, under another name. A publication waits for a version in use that has to go, for up to
         :data:`RELEASE_TIMEOUT_S`. ``canary`` is a mapping of :class:`Canary`'s fields.
 
         Raises:
+            ConfigError: the canary makes no sense.
             AdapterError: the adapter or its canary must not be served, or versions stayed in use that nobody retires;
                 nothing was changed.
             StillInUse: a version that is being retired stayed in use; try again.
@@ -175,22 +169,22 @@ class PolicyStore:
         started = time.monotonic()
         if isinstance(version, bool) or not isinstance(version, int) or version < 0:
             raise AdapterError(f"policy version {version!r} must be a whole number from 0")
-        proof = Canary.from_dict(canary, self._model.max_context) if canary is not None else None
-        incoming = await asyncio.to_thread(self._folder.take_in, Path(folder))
-        try:
-            await self.wait_for_server()
-            policy = await self._publish(version, incoming, proof, started)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, incoming.folder, ignore_errors=True)
+        proof, most = None if canary is None else from_mapping(Canary, canary, "canary"), self._model.max_context
+        require(proof is None or len(proof.token_ids) < most, f"canary.token_ids must be fewer than {most}")
+        name = policy_name(version, await asyncio.to_thread(self._folder.check, upload))
+        await self.wait_for_server()
+        policy = await self._publish(version, upload, name, proof, started)
         return PolicyInfo(version, policy.name, policy.seconds)
 
-    async def _publish(self, version: int, incoming: Incoming, canary: Canary | None, started: float) -> ServedPolicy:
+    async def _publish(
+        self, version: int, upload: Path, name: str, canary: Canary | None, started: float
+    ) -> ServedPolicy:
         give_up = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_S
         refusal: Exception | None = None
         while True:
             async with self._change:
                 policy = self._live.get(version)
-                if policy is not None and policy.name == policy_name(version, incoming.digest):
+                if policy is not None and policy.name == name:
                     policy.canary = canary or policy.canary  # a restart forgets it, and a server that wakes is asked
                     await self._make_latest(policy)
                     return policy
@@ -201,7 +195,15 @@ class PolicyStore:
                         logger.info("policy version %d waits for up to %g s: %s", version, RELEASE_TIMEOUT_S, error)
                     refusal, changed = error, self._changed
                 else:
-                    return await self._serve(version, incoming, canary, started, replaced)
+                    with self._set_aside(replaced):
+                        folder = await asyncio.to_thread(self._folder.settle, upload, name)
+                        policy = ServedPolicy(name, folder, canary, version)
+                        await self._serve(policy)
+                    if replaced is not None:
+                        await self._remove(replaced)
+                    policy.seconds = time.monotonic() - started
+                    logger.info("policy version %d (%s) is served after %.2f s", version, name, policy.seconds)
+                    return policy
             # Without the lock: versions can be retired, and servers come back, while this waits.
             try:
                 async with asyncio.timeout_at(give_up):
@@ -209,23 +211,13 @@ class PolicyStore:
             except TimeoutError:
                 raise refusal from None
 
-    async def _serve(
-        self, version: int, incoming: Incoming, canary: Canary | None, started: float, replaced: ServedPolicy | None
-    ) -> ServedPolicy:
-        with self._set_aside(replaced):
-            folder = await asyncio.to_thread(self._folder.settle, incoming, version)
-            policy = ServedPolicy(folder.name, folder, canary, version)
-            try:
-                await self._placement.place(policy)
-                await self._make_latest(policy)
-            except BaseException:
-                await asyncio.shield(self._discard(policy))
-                raise
-        if replaced is not None:
-            await self._remove(replaced)
-        policy.seconds = time.monotonic() - started
-        logger.info("policy version %d (%s) is served after %.2f s", version, policy.name, policy.seconds)
-        return policy
+    async def _serve(self, policy: ServedPolicy) -> None:
+        try:
+            await self._placement.place(policy)
+            await self._make_latest(policy)
+        except BaseException:
+            await asyncio.shield(self._discard(policy))
+            raise
 
     async def _make_latest(self, policy: ServedPolicy) -> None:
         """Make a version the latest, on disk first: a client that knows of it finds it again after a restart."""

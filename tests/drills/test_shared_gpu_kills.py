@@ -69,7 +69,6 @@ class House:
             "servers": {"share": "trainer", "max_num_seqs": 16},
             "environment": {"name": "counter"},
             "max_concurrent_episodes": 6,
-            "policy_root": str(self.run / "policies"),
         }
         cfg = OmegaConf.load(config_over(url, policy, folder, "TOKEN", 600.0))
         cfg.node, cfg.max_iterations = node, ITERATIONS

@@ -52,7 +52,7 @@ class House:
         self.model = ModelConfig(path=str(model), dtype="float32", max_context=2048, lora_rank=16)
         self.servers = ServersConfig(max_num_seqs=8, max_loras=MAX_LORAS, start_timeout_s=COMMAND_S, **servers)
         self.group = ServerGroup(self.model, self.servers, folder / "logs")
-        self.store = PolicyStore(self.group, self.model, self.servers, folder / "policies", self.source)
+        self.store = PolicyStore(self.group, self.model, self.servers, folder / "policies")
         self.router = Router(self.group, self.servers.max_num_seqs)
         self.episodes: set[str] = set()
 
@@ -194,10 +194,6 @@ def poison(adapter: Path) -> None:
     edit(adapter, lambda tensors: {name: torch.full_like(value, float("nan")) for name, value in tensors.items()})
 
 
-def inflate(adapter: Path) -> None:
-    os.truncate(adapter / "adapter_model.safetensors", 10 << 30)
-
-
 def enlarge(adapter: Path) -> None:
     shutil.rmtree(adapter)
     write_adapter(adapter, seed=3, rank=32)
@@ -214,7 +210,6 @@ def edit(adapter: Path, change) -> None:
 
 BAD = {
     poison: "holds a NaN",
-    inflate: "has 10737418240 bytes",
     enlarge: "rank 32 is over the limit 16",
 }
 """One of each kind; the other refusals have tests in tests/rollout_server/policies."""

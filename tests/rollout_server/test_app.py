@@ -143,15 +143,16 @@ async def test_bad_adapter_is_refused_with_the_reason(running, tmp_path):
 
 async def test_a_publication_that_finds_no_place_yet_is_to_be_tried_again(policy, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "RELEASE_TIMEOUT_S", 0.2)
-    async with local_node(policy, tmp_path / "node", policy_root=str(policy)) as local:
-        body = json.dumps({"path": str(policy / "adapter1")})
+    async with local_node(policy, tmp_path / "node") as local:
+        hurried = RolloutClient(local.url, TOKEN, reconnect_s=0.0)
         local.node.policies.acquire(0)
-        await asyncio.to_thread(ask, local.url, "PUT", "/v1/policies/1", body)
-        status, report = await asyncio.to_thread(ask, local.url, "PUT", "/v1/policies/2", body)
-        assert (status, "versions in use (0) leave no place for version 2" in report["error"]) == (400, True)
+        await local.call(hurried.publish_policy, 1, policy / "adapter1")
+        no_place = r"versions in use \(0\) leave no place for version 2"
+        with pytest.raises(RolloutNodeError, match=no_place):
+            await local.call(hurried.publish_policy, 2, policy / "adapter1")
         await local.call(local.client.retire_policy, 0)
-        status, report = await asyncio.to_thread(ask, local.url, "PUT", "/v1/policies/2", body)
-        assert (status, "versions in use (0) leave no place for version 2" in report["error"]) == (503, True)
+        with pytest.raises(NodeUnreachable, match=no_place):
+            await local.call(hurried.publish_policy, 2, policy / "adapter1")
         publishing = asyncio.create_task(local.call(local.client.publish_policy, 2, policy / "adapter1"))
         local.node.policies.release(0)
         assert (await publishing).version == 2

@@ -47,7 +47,7 @@ class House:
         the folder of policies or with another ``max_loras``."""
         servers = dataclasses.replace(self.servers_config, max_loras=max_loras or self.servers_config.max_loras)
         group = ServerGroup(self.model_config, servers, self.folder / "logs")
-        return PolicyStore(group, self.model_config, servers, policies or self.folder / "policies", self.source)
+        return PolicyStore(group, self.model_config, servers, policies or self.folder / "policies")
 
     async def close(self) -> None:
         await self.group.stop()
@@ -132,18 +132,18 @@ async def test_canary_decides(house):
 @pytest.mark.parametrize(
     ("canary", "reason"),
     [
-        ([], "canary must be an object"),
-        ({"tokens": [1]}, "canary must be an object"),
-        ({"token_ids": [1, 2], "positions": [1]}, "canary.logprobs must be a list of finite numbers"),
-        ({"token_ids": [1, 2], "positions": [0], "logprobs": [-1.0]}, "indices of token_ids from 1"),
+        ([], "canary must be a mapping"),
+        ({"tokens": [1]}, "unknown key 'canary.tokens'"),
+        ({"token_ids": [1, 2], "positions": [1]}, "missing key 'canary.logprobs'"),
+        ({"token_ids": [1, 2], "positions": [2], "logprobs": [-1.0]}, "indices of token_ids from 1"),
         ({"token_ids": [1, 2], "positions": [1], "logprobs": [-1.0, -2.0]}, "1 positions and 2 logprobs"),
         ({"token_ids": [1, 2], "positions": [1], "logprobs": [float("nan")]}, "finite"),
-        ({"token_ids": list(range(512)), "positions": [1], "logprobs": [-1.0]}, "2 to 511 ids"),
+        ({"token_ids": list(range(512)), "positions": [1], "logprobs": [-1.0]}, "must be fewer than 512"),
         ({"token_ids": [1, 2], "positions": [1], "logprobs": [-1.0], "tolerance": 0}, "tolerance"),
     ],
 )
 async def test_canary_that_makes_no_sense_is_refused(house, canary, reason):
-    with pytest.raises(AdapterError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         await house.store.publish(1, house.adapter(1), canary)
     assert house.fakes[0].log == []
 
@@ -336,58 +336,23 @@ async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):
     assert house.folders() == []
 
 
-async def test_paths_outside_the_root_and_links_out_of_it_are_refused(house, tmp_path):
-    write_adapter(tmp_path / "elsewhere", seed=1)
-    house.source.mkdir()
-    (house.source / "link").symlink_to(tmp_path / "elsewhere")
-    for path in (tmp_path / "elsewhere", house.source / ".." / "elsewhere", house.source / "link", house.source):
-        with pytest.raises(AdapterError, match="is outside the folder from which adapters may be named: policy_root"):
-            await house.store.publish(1, path)
-    inside = house.adapter(1)
-    (inside / "adapter_model.safetensors").rename(tmp_path / "weights")
-    (inside / "adapter_model.safetensors").symlink_to(tmp_path / "weights")
-    with pytest.raises(AdapterError, match=r"has no plain file adapter_model\.safetensors"):
-        await house.store.publish(1, inside)
+async def test_an_upload_becomes_the_version(house):
+    weights = (house.adapter(1) / "adapter_model.safetensors").stat().st_ino
+    info = await house.store.publish(1, house.source / "seed1")
+    assert house.folders() == [info.name]
+    assert (house.folder / "policies" / info.name / "adapter_model.safetensors").stat().st_ino == weights
 
 
-async def test_missing_pickled_and_oversized_files_are_refused_before_they_are_read(house):
+async def test_an_upload_that_is_refused_is_not_served(house):
     adapter = house.adapter(1)
-    (adapter / "optimizer.pt").write_bytes(b"")
-    with pytest.raises(AdapterError, match=r"holds optimizer.pt; only safetensors"):
-        await house.store.publish(1, adapter)
-    (adapter / "optimizer.pt").unlink()
-    os.truncate(adapter / "adapter_model.safetensors", 10 << 30)  # sparse: ten gigabytes that take no room
-    with pytest.raises(AdapterError, match=r"has 10737418240 bytes; one of this model has at most"):
+    os.truncate(adapter / "adapter_model.safetensors", 100)
+    with pytest.raises(AdapterError, match="not a whole safetensors file"):
         await house.store.publish(1, adapter)
     (adapter / "adapter_model.safetensors").unlink()
-    with pytest.raises(AdapterError, match=r"no plain file adapter_model.safetensors"):
+    with pytest.raises(AdapterError, match=r"the upload has no adapter_model\.safetensors"):
         await house.store.publish(1, adapter)
-    with pytest.raises(AdapterError, match="is not a folder"):
-        await house.store.publish(1, house.source / "nowhere")
     assert house.folders() == []
     assert house.fakes[0].log == []
-
-
-async def test_an_upload_is_moved_and_what_is_named_is_copied(house):
-    staging = house.store.staging()
-    shutil.copytree(house.adapter(1), staging, dirs_exist_ok=True)
-    weights = (staging / "adapter_model.safetensors").stat().st_ino
-    info = await house.store.publish(1, staging)
-    assert house.folders() == [info.name], "the upload became the version"
-    assert (house.folder / "policies" / info.name / "adapter_model.safetensors").stat().st_ino == weights
-    # By its path, a version that is served is a source like any other: copied, and served on.
-    again = await house.store.publish(2, house.folder / "policies" / info.name)
-    assert house.store.versions() == [1, 2]
-    assert house.folders() == [info.name, again.name]
-
-
-async def test_an_upload_that_is_refused_leaves_nothing(house):
-    staging = house.store.staging()
-    shutil.copytree(house.adapter(1), staging, dirs_exist_ok=True)
-    os.truncate(staging / "adapter_model.safetensors", 100)
-    with pytest.raises(AdapterError, match="not a whole safetensors file"):
-        await house.store.publish(1, staging)
-    assert house.folders() == []
 
 
 async def test_only_whole_newest_versions_come_back_after_a_crash(house):

@@ -105,7 +105,7 @@ class ServersConfig:
     """``trainer``: the servers share their GPUs with a trainer. They sleep during its turn, and wake when it ends, with
     all policy versions proven anew. Null: they have their GPUs, or their part of them, for good."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 5
-    """Niceness of a ready server that computes on the CPU: the worlds, which make the requests, go first."""
+    """Added niceness of a server that computes on the CPU: the worlds, which make the requests, go first."""
     extra_args: list[str] = field(default_factory=list)
     """More arguments for the command line of every vLLM server."""
     env: dict[str, str] = field(default_factory=dict)

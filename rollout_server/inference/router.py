@@ -79,13 +79,12 @@ class Generation:
 
 @dataclass
 class RouterCounters:
-    """Totals since the node's start, for /metrics and the status line."""
+    """Totals since the node's start, for /metrics."""
 
     requests: int = 0
     failed_attempts: int = 0
     moved_episodes: int = 0
     bad_logprobs: int = 0
-    sampled_tokens: int = 0
 
 
 @dataclass
@@ -343,5 +342,4 @@ class Router:
             self.counters.bad_logprobs += 1
             self._note_poisoned(server)
             raise BadLogprob(f"{server.name}: sampled log-prob {wrong}; its KV cache or the weights hold a NaN")
-        self.counters.sampled_tokens += len(token_ids)
         return Generation(token_ids, logprobs, finish_reason, server.name, cached, seconds)

@@ -94,37 +94,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def _go_last(root: int, niceness: int) -> None:
-    """Let a process and all below it run when others have nothing to do, most of the time.
-
-    Between sessions Linux's autogroups decide, where there are any, and a process's own niceness counts only within.
-    """
-    for _ in range(5):
-        groups, sessions = set(), set()
-        for pid in (root, *process_guard.descendants(root)):
-            with contextlib.suppress(OSError):  # it has ended, as its watcher notices
-                groups.add(os.getpgid(pid))
-                sessions.add(os.getsid(pid))
-        for group in groups:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PGRP, group, niceness)
-        for session in sessions:
-            await _autogroup_goes_last(session, niceness)
-        if all(_niceness(pid) >= niceness for pid in process_guard.descendants(root)):
-            return  # else one changed its group while we looked
-
-
-def _niceness(pid: int) -> int:
-    try:
-        return os.getpriority(os.PRIO_PROCESS, pid)
-    except OSError:  # it has ended
-        return 19
-
-
-async def _autogroup_goes_last(session: int, niceness: int) -> None:
-    file = Path(f"/proc/{session}/autogroup")
+async def _session_goes_last(leader: int, niceness: int) -> None:
+    """Let the other sessions go first: between these Linux's autogroups decide, where there are any."""
     for _ in range(5):
         try:
+            file = Path(f"/proc/{leader}/autogroup")
             await asyncio.to_thread(file.write_text, str(niceness), encoding="utf-8")
             return
         except BlockingIOError:
@@ -247,8 +221,6 @@ class VllmServer:
         await self._while_moving(self._until_healthy, self._config.start_timeout_s)
         self.note_activity("compiles for its first request")
         await self._first_request()
-        if self._config.niceness and installed_vllm().cpu and self._process is not None:
-            await _go_last(self._process.pid, self._config.niceness)
 
     async def _launch_external(self) -> None:
         limit = min(EXTERNAL_START_S, self._config.start_timeout_s)
@@ -326,17 +298,20 @@ class VllmServer:
         self.url = f"http://127.0.0.1:{port}"
         cpu = installed_vllm().cpu
         command = server_command(self._model, self._config, port, cpu=cpu)
+        niceness = self._config.niceness if cpu else 0
         guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
         with await asyncio.to_thread(self._open_log) as log:
             self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
-                *guard,
+                *("nice", "-n", str(niceness), *guard),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=server_environment(self._config, self.index, self._api_key, self.log_path.parent, cpu=cpu),
+                env=server_environment(self._config, self.index, self._api_key, cpu=cpu),
             )
+        if niceness:
+            await _session_goes_last(self._process.pid, niceness)
 
     def _open_log(self) -> BinaryIO:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """All vLLM servers of a node: started together, replaced when they fail, and ready once they hold the policies.
 
 A server is "starting", "ready", "asleep", "down" (being ended), "waiting" (to be started) or "given up". It becomes
-ready only after every ready hook has run (the policy store's loads and proves the live adapters), so a request sent to
-a ready server finds its policy there.
+ready only after :attr:`ServerGroup.on_ready` (the policy store loads and proves the live adapters), so a request that
+is sent to a ready server finds its policy there.
 
 Servers whose GPUs are a trainer's too rest while it is the trainer's turn: those that run sleep, and none is started.
 """
@@ -88,13 +88,14 @@ class ServerGroup:
         self._model = model
         self._config = config
         self._log_folder = Path(log_folder)
-        self._hooks: list[Callable[[VllmServer], Awaitable[None]]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._given_up = asyncio.Event()
         self._changed = asyncio.Event()
         self._may_run = asyncio.Event()
         self._may_run.set()
         self.servers: list[VllmServer] = []
+        self.on_ready: Callable[[VllmServer], Awaitable[None]] | None = None
+        """Called each time a server has started or woken, before it counts as ready."""
 
     @property
     def ready(self) -> list[VllmServer]:
@@ -170,15 +171,11 @@ class ServerGroup:
             self._set_state(server, "ready")
 
     async def _prepare(self, server: VllmServer) -> None:
-        """Run the hooks. No await may come between the last and "ready": the next change of policies has to find this
-        server ready."""
+        """Give the server its policies. No await may come between this and "ready": the next change of policies has to
+        find this server ready."""
         server.note_activity("loads its policies")
-        for hook in self._hooks:
-            await hook(server)
-
-    def add_ready_hook(self, hook: Callable[[VllmServer], Awaitable[None]]) -> None:
-        """Run ``hook(server)`` each time a server has started, before it counts as ready."""
-        self._hooks.append(hook)
+        if self.on_ready is not None:
+            await self.on_ready(server)
 
     async def start(self) -> None:
         """Start all servers and return when all are ready.

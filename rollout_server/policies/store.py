@@ -86,7 +86,7 @@ class PolicyStore:
         self._change = asyncio.Lock()
         self._changed = asyncio.Event()
         self._retirements: set[asyncio.Task[None]] = set()
-        group.add_ready_hook(self.on_server_ready)
+        group.on_ready = self.on_server_ready
 
     @property
     def max_adapter_bytes(self) -> int:

@@ -32,7 +32,7 @@ from model_families.base_model import BaseModel
 from model_families.families.family import check_lora
 from model_families.stored_weights import check_finite
 from rollout_server.config import ModelConfig, NodeConfig
-from rollout_server.inference.command import check_serves, compile_cache
+from rollout_server.inference.command import check_serves
 
 if TYPE_CHECKING:
     from loop_recipes.plan.job_memory import Unloaded
@@ -47,8 +47,6 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
     """
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
     yield from _placement(cfg, node, machines, cuda)
-    if node.servers.urls is None:
-        yield from problems("compile cache", lambda: compile_cache(node.servers, Path(node.root)), "node.servers: ")
     try:
         config = read_config(cfg, LoopConfig)
     except ConfigError as error:  # nothing further can be checked

@@ -304,21 +304,6 @@ def _segment(path: Sequence[_SampledTurn], recorded: set[_SampledTurn]) -> Segme
         if sampled in recorded:
             segment.append_context(generation.token_ids)  # this sequence does not train on them
             continue
-        start = len(segment.token_ids)
-        segment.append_sampled(generation.token_ids, generation.logprobs)
-        segment.turns.append(
-            Turn(
-                start=start,
-                end=len(segment.token_ids),
-                policy_version=sampled.version,
-                finish_reason=generation.finish_reason,
-                server=generation.server,
-                sampling_seconds=generation.seconds,
-                environment_seconds=0.0,
-                cached_tokens=generation.cached_tokens,
-                message=len(segment.messages) - 1,
-                thinking_tokens=sampled.turn.thinking_tokens,
-                cut_in_thinking=sampled.turn.cut_in_thinking,
-            )
-        )
+        message = len(segment.messages) - 1
+        segment.turns.append(segment.append_turn(generation, sampled.turn, sampled.version, message))
     return segment

@@ -18,18 +18,6 @@ from model_families.chat.messages import ChatMessage
 
 MAX_NESTING = 100
 """Most levels of a call's arguments and of tools: they are written as JSON again, which fails at some depth."""
-UNREADABLE_PARTS = {
-    "image": "picture",
-    "image_url": "picture",
-    "input_image": "picture",
-    "document": "document",
-    "file": "document",
-    "input_file": "document",
-    "audio": "recording",
-    "input_audio": "recording",
-    "video_url": "video",
-}
-"""The name that the policy, which reads text alone, gets for a part of a message, by the part's type."""
 KIND_CHARACTERS, NAME_CHARACTERS = 40, 100
 
 
@@ -141,7 +129,7 @@ def _render(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[
             head = [line for name in ("title", "source") if isinstance(line := part.get(name), str)]
             return "\n".join([*head, _heard(content, where, loadable, nested=True)])
         case {"type": str(kind)}:
-            what, name = UNREADABLE_PARTS.get(kind, f"part of type {kind[:KIND_CHARACTERS]!r}"), _name(part)
+            what, name = f"part of type {kind[:KIND_CHARACTERS]!r}", _name(part)
             return f"[A {what}{name and f' ({name})'} is left out here: only text can be read.]"
     return None
 

@@ -25,8 +25,7 @@ from loop_formats.schema import from_mapping
 from loop_plumbing.http_server import BadBody, read_agents_json, read_body, read_json, refusal, trust_client
 from rollout_server.endpoint.dialects import CHAT, Route, routes
 from rollout_server.endpoint.dialects.dialect import MODEL_CHARACTERS, Dialect
-from rollout_server.endpoint.endpoint import Endpoint
-from rollout_server.endpoint.serving import ServeRequest
+from rollout_server.endpoint.endpoint import Endpoint, ServeRequest
 from rollout_server.endpoint.session import Session
 from rollout_server.endpoint.wire import MODEL, Answer, ApiError, Asked
 
@@ -226,14 +225,14 @@ async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tu
 
 
 async def open_key(request: web.Request) -> web.Response:
-    """Open a key of no episode; the body is a :class:`~rollout_server.endpoint.serving.ServeRequest`."""
+    """Open a key of no episode; the body is a :class:`~rollout_server.endpoint.endpoint.ServeRequest`."""
     endpoint, asked = request.app[ENDPOINT], from_mapping(ServeRequest, read_json(await read_body(request)))
-    return web.json_response({"base_url": endpoint.sessions.base_url, "api_key": endpoint.serving.open(asked)})
+    return web.json_response({"base_url": endpoint.sessions.base_url, "api_key": endpoint.open_key(asked)})
 
 
 async def close_key(request: web.Request) -> web.Response:
     """Close a key of no episode."""
-    if not await request.app[ENDPOINT].serving.close(request.match_info["key"]):
+    if not await request.app[ENDPOINT].close_key(request.match_info["key"]):
         return refusal(404, "no such key")
     return web.json_response({})
 

@@ -83,10 +83,10 @@ async def test_pictures_and_responses_that_are_no_text(opened):
     await ask(opened, [{"role": "user", "parts": parts}])
     user, tools = opened.session.segments()[0].messages[:2]
     assert user["content"] == (
-        "See this.\n[A picture (image/png) is left out here: only text can be read.]\n"
+        "See this.\n[A part of type 'image' (image/png) is left out here: only text can be read.]\n"
         "[A part of type 'executableCode' is left out here: only text can be read.]"
     )
-    for shown in ('{"output": {"a": 1}}\n[A picture (image/png)', "\nno\n", '{"stdout": "x", "code": 1}', "\nnull\n"):
+    for shown in ('{"output": {"a": 1}}\n[A part of type ', "\nno\n", '{"stdout": "x", "code": 1}', "\nnull\n"):
         assert shown in tools["content"]
 
 

@@ -226,5 +226,5 @@ async def test_pictures_and_documents_are_told(opened):
     result = {"type": "tool_result", "tool_use_id": "x", "content": [image]}
     await opened.ask([{"role": "user", "content": [result, image, document]}])
     [segment] = opened.session.segments()
-    assert [message["content"].count("A picture is left out") for message in segment.messages[:2]] == [1, 1]
+    assert [message["content"].count(" is left out here") for message in segment.messages[:2]] == [1, 1]
     assert segment.messages[1]["content"].endswith("words")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -129,7 +129,7 @@ class Episode(Attempt):
     async def _speak(self) -> PolicyTurn:
         """Return the agent's next turn, and add it to the messages."""
         spoken = await self._policy_client.speak(derive_seed(self.seed, self._turns_before + len(self._turns)))
-        self._on_phase("node", time.monotonic() - self._answered - spoken.seconds)
+        self._on_phase("node", time.monotonic() - self._answered - spoken.turn.sampling_seconds)
         thought = {"reasoning": spoken.reasoning} if spoken.reasoning else {}
         self._messages.append({"role": "assistant", "content": spoken.text, **thought})
         return spoken
@@ -173,7 +173,7 @@ class Episode(Attempt):
 
     @staticmethod
     async def _step(environment: Environment, spoken: PolicyTurn) -> StepResult:
-        if spoken.cut_in_thinking:
+        if spoken.turn.cut_in_thinking:
             return StepResult(CUT_IN_THINKING, done=False, failed=True, empty_action=True)
         return await environment.step(spoken.text)
 
@@ -214,19 +214,11 @@ class Episode(Attempt):
         reward: float | None = None,
         summary: bool = False,
     ) -> None:
-        turn = Turn(
-            start=spoken.start,
-            end=spoken.end,
-            policy_version=spoken.policy_version,
-            finish_reason=spoken.finish_reason,
-            server=spoken.server,
-            sampling_seconds=spoken.seconds,
+        turn = replace(
+            spoken.turn,
             environment_seconds=environment_seconds,
             failed=failed,
-            cached_tokens=spoken.cached_tokens,
             message=len(self._messages) - 1,
-            thinking_tokens=spoken.thinking_tokens,
-            cut_in_thinking=spoken.cut_in_thinking,
             reward=reward,
             summary=summary,
         )

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_environments.protocol import Message
-from loop_formats.rollout import BRANCH_DIFFERS
+from loop_formats.rollout import BRANCH_DIFFERS, Turn
+
+if TYPE_CHECKING:
+    from model_families.chat.format import ReadTurn
+    from rollout_server.inference.router import Generation
 
 
 class EpisodeFailed(Exception):
@@ -43,23 +47,14 @@ class ContextFull(Exception):
 class PolicyTurn:
     """A turn of the policy.
 
-    ``text`` is the action, ``reasoning`` the thinking before it. ``[start, end)`` is the turn's span in the token
-    ids of the policy client's sequence ``sequence``; empty where the policy client has none. ``server`` names the
-    server that sampled it, ``seconds`` is from the request to the answer, failed tries included. ``thinking_tokens``
-    and ``cut_in_thinking`` are those of :class:`~loop_formats.rollout.Turn`.
+    ``text`` is the action, ``reasoning`` the thinking before it, ``sequence`` the number of the policy client's
+    sequence that it is in. ``turn`` is its record, as far as a policy client knows it: without what the environment
+    made of it; its span is empty where the policy client has no token ids.
     """
 
     text: str
-    policy_version: int
-    finish_reason: str
-    server: str
-    seconds: float
-    start: int = 0
-    end: int = 0
-    cached_tokens: int = 0
+    turn: Turn
     reasoning: str = ""
-    thinking_tokens: int = 0
-    cut_in_thinking: bool = False
     sequence: int = 0
 
 
@@ -88,11 +83,25 @@ class SpokenRecord:
         self.mask.extend([False] * len(token_ids))
         self.sampler_logprobs.extend([0.0] * len(token_ids))
 
-    def append_sampled(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Append ids that the policy sampled with these log-probs."""
-        self.token_ids.extend(token_ids)
-        self.mask.extend([True] * len(token_ids))
-        self.sampler_logprobs.extend(logprobs)
+    def append_turn(self, generation: Generation, read: ReadTurn, version: int, message: int = 0) -> Turn:
+        """Append the ids that a policy version sampled; returns the record of the turn, which is that of a message."""
+        start = len(self.token_ids)
+        self.token_ids.extend(generation.token_ids)
+        self.mask.extend([True] * len(generation.token_ids))
+        self.sampler_logprobs.extend(generation.logprobs)
+        return Turn(
+            start=start,
+            end=len(self.token_ids),
+            policy_version=version,
+            finish_reason=generation.finish_reason,
+            server=generation.server,
+            sampling_seconds=generation.seconds,
+            environment_seconds=0.0,
+            message=message,
+            cached_tokens=generation.cached_tokens,
+            thinking_tokens=read.thinking_tokens,
+            cut_in_thinking=read.cut_in_thinking,
+        )
 
 
 class PolicyClient(Protocol):

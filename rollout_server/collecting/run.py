@@ -29,6 +29,7 @@ from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
 from loop_formats.run_files import held_path, log_path, meta_path
+from loop_plumbing import moving
 from loop_plumbing.breakage import MAX_ERROR_CHARACTERS, error_line
 from loop_plumbing.sanitize import sanitize
 from rollout_server.collecting.attempt import Attempt, regraded
@@ -217,10 +218,6 @@ class CollectionRun:
     end: CollectionEnd | None = None
     dropped_tokens: int = 0
     dropped_seconds: list[float] = field(default_factory=list)
-    unwritten: list[str] = field(default_factory=list)
-    """Finished rollouts that the disk would not take; written when the collection is asked for again."""
-    unheld: list[str] = field(default_factory=list)
-    """Episodes that wait for their group and that the disk would not take."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a new event, at every change that a reader waits for."""
 
@@ -316,6 +313,7 @@ class CollectionRun:
 
     def _leave(self, key: EpisodeKey) -> None:
         """Free the slot of an episode whose task is over, however it ended."""
+        moving.give_sign()
         del self._running[key]
         self._settle()
         self.on_change()
@@ -327,21 +325,18 @@ class CollectionRun:
         key = f"{rollout.task_id}, rollout {rollout.index}"
         if rollout.broke is not None:
             logger.warning("%s: its environment broke in %s: %s", key, rollout.broke["where"], rollout.broke["what"])
-            self.services.metrics.broken()
+            self.services.metrics.count("broken_episodes")
         if rollout.ungradable is not None:
             logger.warning("%s counts as reward 0: its state was not gradable: %s", key, rollout.ungradable)
-            self.services.metrics.ungradable()
+            self.services.metrics.count("ungradable_episodes")
 
     async def _hold(self, key: EpisodeKey, episode: HeldEpisode) -> None:
         """Put an episode that waits for its group on disk, and count it: it is finished, but for its grade."""
-        line = episode.line(key)
         async with self._write_lock:
             try:
-                await beside(self.stored.hold, [line])
+                await beside(self.stored.hold, [episode.line(key)])
             except OSError as error:
-                self.unheld.append(line)
-                self._disk_failed(error)
-                return
+                return self._disk_failed(error)
         self.stored.held[key.task_id, key.index] = episode
         self.collector.finished(key)
 
@@ -375,7 +370,7 @@ class CollectionRun:
             for index, rollouts in zip(waiting, episodes, strict=True):
                 held[index].lines.clear()
                 self._report_grade(rollouts[0])
-                self.services.metrics.finished()
+                self.services.metrics.count("episodes", "finished")
             self._notify()
         finally:
             self._grading.discard((task_id, indices[0]))
@@ -391,12 +386,10 @@ class CollectionRun:
             try:
                 await beside(self.stored.rollouts.append, lines)
             except OSError as error:
-                self.unwritten += lines
-                self._disk_failed(error)
-                return
+                return self._disk_failed(error)
             for finished, _ in batch:
                 self.collector.finished(finished)
-                self.services.metrics.finished()
+                self.services.metrics.count("episodes", "finished")
             self._notify()
 
     async def _fail(self, episode: Attempt, reason: str, message: str, seconds: float) -> None:
@@ -406,7 +399,8 @@ class CollectionRun:
         message = sanitize(message, MAX_ERROR_CHARACTERS)
         logger.warning("%s: %s: %s", episode.rollout_id, reason, message)
         self._running[key].delivering = True
-        self.services.metrics.failed(reason)
+        self.services.metrics.count("episodes", "failed")
+        self.services.metrics.count("episode_failures", reason)
         final, tokens = self.collector.failed(key, reason, message), episode.sampled_tokens
         failure = Failure(self.request.id, key.task_id, key.index, key.attempt, reason, message, seconds, tokens, final)
         try:
@@ -421,7 +415,7 @@ class CollectionRun:
 
     def _disk_line(self, error: OSError) -> str:
         path = self.stored.rollouts.path
-        cure = "free some space and ask for the collection again: nothing that was finished is lost"
+        cure = "free some space and ask for the collection again: it goes on from what was written"
         return f"cannot write {path}: {error.strerror or error}; {cure}"
 
     def _settle(self) -> None:
@@ -433,7 +427,8 @@ class CollectionRun:
                 self.collector.drop(key)
                 self.dropped_tokens += entry.episode.sampled_tokens
                 self.dropped_seconds.append(time.monotonic() - entry.since)
-                self.services.metrics.dropped(entry.episode.sampled_tokens)
+                self.services.metrics.count("episodes", "dropped")
+                self.services.metrics.count("dropped_tokens", by=entry.episode.sampled_tokens)
                 entry.abort()
         if not any(entry.delivering for entry in self._running.values()):
             self._ending = asyncio.create_task(self._finish(), name=f"end of {self.request.id}")

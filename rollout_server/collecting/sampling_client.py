@@ -72,24 +72,11 @@ class SamplingClient:
     async def speak(self, seed: int) -> PolicyTurn:
         sequence, tokens = self._sequences[-1], self._services.tokens
         version, generation = await self._sampler.sample(self._episode_id, sequence.token_ids, seed)
-        start = self._turn_start = len(sequence.token_ids)
-        turn = tokens.read(sequence.token_ids, generation.token_ids, bool(self._tools))
-        sequence.append_sampled(generation.token_ids, generation.logprobs)
-        self._messages.append(ChatMessage("assistant", turn.answer, reasoning=turn.reasoning))
-        return PolicyTurn(
-            text=turn.answer,
-            policy_version=version,
-            finish_reason=generation.finish_reason,
-            server=generation.server,
-            seconds=generation.seconds,
-            start=start,
-            end=len(sequence.token_ids),
-            cached_tokens=generation.cached_tokens,
-            reasoning=turn.reasoning,
-            thinking_tokens=turn.thinking_tokens,
-            cut_in_thinking=turn.cut_in_thinking,
-            sequence=len(self._sequences) - 1,
-        )
+        self._turn_start = len(sequence.token_ids)
+        read = tokens.read(sequence.token_ids, generation.token_ids, bool(self._tools))
+        self._messages.append(ChatMessage("assistant", read.answer, reasoning=read.reasoning))
+        turn = sequence.append_turn(generation, read, version)
+        return PolicyTurn(read.answer, turn, read.reasoning, sequence=len(self._sequences) - 1)
 
     def hear(self, observation: str) -> None:
         self._take(observation, self._services.tokens.heard(observation, self._tools), self._kept_free)

@@ -12,6 +12,7 @@ import aiohttp
 from agent_environments.protocol import Message
 from loop_contrib.chat_client import ChatClient, Completion, ConversationTooLong, NoCompletion
 from loop_formats.collection_request import CollectionRequest
+from loop_formats.rollout import Turn
 from loop_formats.schema import ConfigError
 from loop_plumbing.http_server import one_line
 from loop_plumbing.separate_task import result_of
@@ -62,16 +63,18 @@ class EndpointClient:
             raise EpisodeFailed("server_error", str(error)) from error
         self._sequences[-1].append(reply)
         self._messages.append({"role": "assistant", "content": reply.content})
-        return PolicyTurn(
-            text=reply.text,
+        turn = Turn(
+            start=0,
+            end=0,
             policy_version=self._request.policy_version,
             finish_reason=reply.finish_reason,
             server=self._endpoint.model,
-            seconds=reply.seconds,
-            reasoning=reply.reasoning,
+            sampling_seconds=reply.seconds,
+            environment_seconds=0.0,
+            message=0,
             cut_in_thinking=reply.cut_in_thinking,
-            sequence=len(self._sequences) - 1,
         )
+        return PolicyTurn(reply.text, turn, reply.reasoning, sequence=len(self._sequences) - 1)
 
     def hear(self, observation: str) -> None:
         last, limits = self._sequences[-1][-1], self._request.limits

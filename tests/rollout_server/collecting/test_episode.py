@@ -9,7 +9,7 @@ import pytest
 from agent_environments.counter import CounterEnvironment, CounterPool
 from agent_environments.protocol import EnvironmentCrashed, EnvironmentTimeout
 from loop_formats.collection_request import CollectionRequest, Limits
-from loop_formats.rollout import Rollout
+from loop_formats.rollout import Rollout, Turn
 from loop_plumbing.agent_timeout import paused_agent_timeout
 from rollout_server.collecting import attempt as attempt_module
 from rollout_server.collecting.collector import EpisodeKey
@@ -47,7 +47,7 @@ class ScriptedPolicyClient:
             line = await line()
         start = 1 + 3 * self.turns
         self.turns += 1
-        return PolicyTurn(line, 7, "stop", "s0", seconds=0.25, start=start, end=start + 2, cached_tokens=4)
+        return PolicyTurn(line, Turn(start, start + 2, 7, "stop", "s0", 0.25, 0.0, 0, cached_tokens=4))
 
     def hear(self, observation):
         self.calls.append(("hear", observation))

@@ -79,8 +79,9 @@ async def test_sampled_ids_are_appended_as_they_came(tokens):
     policy_client.begin("c/t_1/0.0", OPENING)
     prompt = tokens.prompt(OPENING)
     first = await policy_client.speak(seed=11)
-    assert (first.text, first.start, first.end) == ("one", len(prompt), len(prompt) + 4)
-    assert (first.policy_version, first.server, first.seconds, first.cached_tokens) == (4, "s1", 0.5, 3)
+    turn = first.turn
+    assert (first.text, turn.start, turn.end) == ("one", len(prompt), len(prompt) + 4)
+    assert (turn.policy_version, turn.server, turn.sampling_seconds, turn.cached_tokens) == (4, "s1", 0.5, 3)
     policy_client.hear("two")
     await policy_client.speak(seed=12)
     policy_client.hear("three")
@@ -140,7 +141,7 @@ async def test_latest_mode_holds_each_turns_version_for_its_turn(tokens):
     router = ScriptedRouter([tokens.turn_end], BadLogprob("NaN"))
     policy_client = client_of(tokens, router, pinned=None, policies=policies)
     policy_client.begin("e", OPENING)
-    assert (await policy_client.speak(seed=1)).policy_version == 1
+    assert (await policy_client.speak(seed=1)).turn.policy_version == 1
     policy_client.hear("go on")
     with pytest.raises(EpisodeFailed):
         await policy_client.speak(seed=2)

@@ -13,15 +13,17 @@ import shutil
 from collections.abc import Callable, Set
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import BodyPartReader, web
 from aiohttp.web_protocol import RequestPayloadError
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.run_files import ADAPTER_FILES, ADAPTER_WEIGHTS, is_blank
-from loop_formats.schema import ConfigError
-from loop_plumbing import http_server
+from loop_formats.schema import STRICT, ConfigError, from_mapping
+from loop_plumbing import http_server, moving
 from loop_plumbing.http_server import BadBody, read_body, read_json, refusal, route_of, trust_client
 from rollout_server.collecting.rollout_log import beside
 from rollout_server.collecting.run import CollectionRun
@@ -93,13 +95,13 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestError as error:
-        return _refusal(error.status, error, request.app[NODE])
+        return _refusal(error.status, error)
     except (ConfigError, AdapterError, BadBody) as error:
         return refusal(400, error)
     except UnknownPolicy as error:
         return refusal(404, error)
     except (ServerUnavailable, ServerAwake, StillInUse) as error:
-        return _refusal(503, error, request.app[NODE])
+        return _refusal(503, error)
     except TimeoutError:
         return refusal(408, "the request's body did not arrive in time")
     except ConnectionError:  # the client is gone; there is nobody to answer
@@ -109,9 +111,9 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return refusal(507, f"the node's disk or network failed: {error.strerror or type(error).__name__}")
 
 
-def _refusal(status: int, error: object, node: Node) -> web.Response:
+def _refusal(status: int, error: object) -> web.Response:
     """Return the refusal of a request; ``moved`` shows a client that asks again whether the node makes progress."""
-    return refusal(status, error, **({"moved": node.moves} if status == 503 else {}))
+    return refusal(status, error, **({"moved": moving.signs()} if status in (429, 503) else {}))
 
 
 def _no_endpoint(request: web.Request) -> web.Response:
@@ -264,23 +266,23 @@ def _heartbeat(run: CollectionRun) -> bytes:
     return json.dumps({"heartbeat": True, "progress": asdict(run.collector.progress())}).encode() + b"\n"
 
 
+@dataclass(frozen=True, config=STRICT)
+class TakeRequest:
+    """The episode that a program elsewhere asks for."""
+
+    task_id: str | None = None
+    """Its task; null takes any."""
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
+    """Seconds to wait for it."""
+
+
 async def take_episode(request: web.Request) -> web.Response:
     """Give an episode to a program elsewhere: its task, its id, and the URL and key under which the policy answers.
 
-    The body may name a ``task_id``, and ``wait_s``, the seconds to wait. Answers 204 when none has come by then.
+    The body is a :class:`TakeRequest`. Answers 204 when none has come by then.
     """
-    node, body = request.app[NODE], read_json(await read_body(request))
-    match body:
-        case {"task_id": str() | None, **rest} if not rest.keys() - {"wait_s"}:
-            pass
-        case dict() if not body.keys() - {"wait_s"}:
-            pass
-        case _:
-            raise RequestError(400, 'the body must be {"task_id": ..., "wait_s": ...}, both may be left out')
-    wait_s = body.get("wait_s", 0)
-    if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
-        raise RequestError(400, f"wait_s must be 0 to {MAX_WAIT_S:g} seconds")
-    offer = await node.take_episode(body.get("task_id"), wait_s)
+    asked = from_mapping(TakeRequest, read_json(await read_body(request)))
+    offer = await request.app[NODE].take_episode(asked.task_id, asked.wait_s)
     if offer is None:
         return web.Response(status=204)
     response = web.json_response({"task_id": offer.task_id, "split": offer.split, **asdict(offer.connection)})

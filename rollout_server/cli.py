@@ -15,9 +15,6 @@ import threading
 import time
 import traceback
 
-from rich.console import Console
-from rich.logging import RichHandler
-
 from loop_formats.schema import ConfigError
 from loop_plumbing import running_time
 from loop_plumbing.http_server import FEWEST_FILES, MAX_STRANGERS, Site, raise_open_files
@@ -78,16 +75,13 @@ def _serve(arguments: list[str], program: str) -> None:
     config = load_node_config(options.config, options.overrides)
     token = required_secret(config.token_env, "a secret of your choice")
     del os.environ[config.token_env]  # servers, worlds and tools are started with this environment
-    terminal = Console(stderr=True)
-    # In a terminal, log lines go through the console that draws the status line, so that neither tears the other.
-    handler = RichHandler(console=terminal, show_path=False) if terminal.is_terminal else logging.StreamHandler()
-    plain = "%(message)s" if terminal.is_terminal else "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    handler.setFormatter(SanitizingFormatter(plain))
+    handler = logging.StreamHandler()
+    handler.setFormatter(SanitizingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     if options.owner_pid is not None:
         _follow(options.owner_pid)
     _raise_open_files(config.max_concurrent_episodes)
-    running_time.run(_run(config, token, terminal))
+    running_time.run(_run(config, token))
 
 
 def _raise_open_files(episodes: int) -> None:
@@ -123,7 +117,7 @@ def _follow(owner: int) -> None:
     threading.Thread(target=wait, name="owner watch", daemon=True).start()
 
 
-async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
+async def _run(config: NodeConfig, token: str) -> None:
     """Bind first, so that a port in use fails before anything is started; then serve until a signal stops the node."""
     node = Node(config)
     runner = build_runner(node, token, shutdown_timeout_s=5.0)
@@ -140,13 +134,13 @@ async def _run(config: NodeConfig, token: str, terminal: Console) -> None:
         host = socket.gethostname() if config.host in ALL_ADDRESSES else config.host
         node.write_address(node_url(host, port), os.getpid())
         logger.info("listening on %s", node_url(config.host, port))
-        await _until_stopped(node, terminal)
+        await _until_stopped(node)
     finally:
         node.remove_address()
         await runner.cleanup()
 
 
-async def _until_stopped(node: Node, terminal: Console) -> None:
+async def _until_stopped(node: Node) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -154,37 +148,26 @@ async def _until_stopped(node: Node, terminal: Console) -> None:
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
     failing = asyncio.create_task(node.until_given_up())
-    status_task = None
-    if terminal.is_terminal:
-        from rollout_server.display import draw_status  # a node without a terminal does not need it
-
-        status_task = asyncio.create_task(draw_status(node, terminal))
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            await _started(node, starting)
+            starting.result()
             await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
             if failing.done():
                 raise RuntimeError(node.failure)
         logger.info("stopping")
-    except Exception:
+    except Exception as error:
+        node.failure = node.failure or _one_line(error)
         logger.info("stopping: %s", node.failure)
         await asyncio.wait([stopping], timeout=FAREWELL_S)
         raise
     finally:
-        tasks = [task for task in (starting, stopping, failing, status_task) if task is not None]
-        for task in tasks:
+        for task in (starting, stopping, failing):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # the error of a failed start is on its way up already
+        await asyncio.gather(
+            starting, stopping, failing, return_exceptions=True
+        )  # the error of a failed start is on its way up already
         await node.stop()
-
-
-async def _started(node: Node, starting: asyncio.Task[None]) -> None:
-    try:
-        await starting
-    except Exception as error:
-        node.failure = _one_line(error)
-        raise
 
 
 if __name__ == "__main__":

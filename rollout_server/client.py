@@ -28,8 +28,6 @@ from loop_plumbing import running_time
 from loop_plumbing.retries import TRANSIENT, asked_to_wait
 
 RETRY_PAUSE_S = 1.0
-FULL_S = 7200.0
-"""Seconds for which a node may be full (429) without an episode beginning or ending on it."""
 STREAM_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 1800.0
 TURN_TIMEOUT_S = 1800.0
@@ -41,8 +39,8 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per req
 class RolloutNodeError(RuntimeError):
     """The node refused a request.
 
-    ``status`` is the HTTP status, ``retry_after`` the header of that name. ``moved`` changes from one 503 to the next
-    while the node makes progress.
+    ``status`` is the HTTP status, ``retry_after`` the header of that name. ``moved`` changes from one 503 or 429 to the
+    next while the node makes progress.
     """
 
     def __init__(self, status: int, message: str, retry_after: str | None = None, moved: int | None = None):
@@ -134,29 +132,20 @@ class RolloutClient:
         Raises:
             NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
         """
-        give_up, moved = running_time.now() + deadline_s, None
+        patience = self.patience(deadline_s, alive)
         while True:
-            (alive or self._alive)()
-            now_moved = moved
             try:
-                report = self.health()
-                if report.get("status") == "ok":
-                    return report
-                if report.get("status") == "failed":
-                    raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
-                summary = f"is {report['status']}" if "status" in report else f"says {report.get('error')!r}"
-                state = "; ".join([summary, *report.get("waits_for", [])])
-                now_moved = report.get("moved")
-            except NodeUnreachable as error:
-                if error.__cause__ is None:
-                    raise
-                state = f"does not answer ({error.__cause__})"
-            self.on_progress(state)
-            if now_moved != moved:  # the node has deadlines of its own for anything that does not move
-                give_up, moved = running_time.now() + deadline_s, now_moved
-            elif running_time.now() > give_up:
-                raise NodeUnreachable(f"the rollout node at {self.url} {state} after {deadline_s:g} s; see its log")
-            time.sleep(0.25)
+                report = self._decoded(self._http.get("/health"))
+            except httpx.TransportError as error:
+                patience(error)
+                continue
+            if report.get("status") == "ok":
+                return report
+            if report.get("status") == "failed":
+                raise NodeUnreachable(f"the rollout node at {self.url} gave up: {report['reason']}")
+            summary = f"it is {report['status']}" if "status" in report else report["error"]
+            state = "; ".join([summary, *report.get("waits_for", [])])
+            patience(RolloutNodeError(503, state, moved=report.get("moved")))
 
     def tasks(self, split: str) -> TaskList:
         return TaskList(**self._call("GET", "/v1/tasks", params={"split": split}))
@@ -228,7 +217,7 @@ class RolloutClient:
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         """Send a request, again while the node is away or full; returns the decoded answer. ``content``: see
         httpx.request."""
-        patience, work = self.patience(), None
+        patience = self.patience()
         while True:
             try:
                 response = self._http.request(method, path, **content)
@@ -240,17 +229,7 @@ class RolloutClient:
             refusal = self._refusal(response)
             if refusal.status not in TRANSIENT:
                 raise refusal
-            if refusal.status == 429 and (now := self._work()) != work:
-                work, patience = now, self.patience(max(FULL_S, self._reconnect_s) if self._reconnect_s else 0.0)
             patience(refusal)
-
-    def _work(self) -> tuple[Any, ...] | None:
-        """Return a value that changes whenever an episode begins or ends on the node; None if it does not say."""
-        try:
-            status = _object(self._http.get("/v1/status"))
-        except httpx.TransportError:
-            return None
-        return None if status is None else tuple(map(status.get, ("open_collections", "running", "waiting")))
 
     def _decoded(self, response: httpx.Response) -> dict[str, Any]:
         answer = _object(response)
@@ -263,15 +242,17 @@ class RolloutClient:
         message = f"rollout node: {body.get('error', '')}"
         return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), body.get("moved"))
 
-    def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
+    def patience(
+        self, seconds: float | None = None, alive: Callable[[], None] | None = None
+    ) -> Callable[[Exception], None]:
         """Return a function to call with the error of each failed try: it waits a little, or raises after ``seconds``
-        (``reconnect_s`` if not given) without a sign of life."""
+        (``reconnect_s`` if not given) without a sign of life, or what ``alive`` raises."""
         limit_s = self._reconnect_s if seconds is None else seconds
         give_up, moved = running_time.now() + limit_s, None
 
         def wait(error: Exception) -> None:
             nonlocal give_up, moved
-            self._alive()
+            (alive or self._alive)()
             self.on_progress(str(error) or type(error).__name__)
             if isinstance(error, RolloutNodeError) and error.moved != moved:
                 give_up, moved = running_time.now() + limit_s, error.moved

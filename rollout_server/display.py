@@ -1,47 +1,12 @@
-"""The node's state for people: a live line in a terminal, and the table of ``rollout-server status``."""
+"""The tables of ``rollout-server status``."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from rollout_server.node import Node
-
-
-async def draw_status(node: Node, terminal: Console) -> None:
-    """Draw a status line at the bottom of the terminal, log lines above it, until it is cancelled."""
-    counted, then = 0.0, time.monotonic()
-    with Live(console=terminal, auto_refresh=False) as live:
-        while True:
-            await asyncio.sleep(1.0)
-            sampled, now = node.router.counters.sampled_tokens, time.monotonic()
-            live.update(status_line(node.status(), (sampled - counted) / (now - then)), refresh=True)
-            counted, then = sampled, now
-
-
-def status_line(status: dict[str, Any], tokens_per_second: float) -> Text:
-    """Return a line on a :meth:`Node.status <rollout_server.node.Node.status>`."""
-    ready = sum(server["state"] == "ready" for server in status["servers"])
-    versions = status["policy_versions"]
-    parts = [
-        f"servers {ready}/{len(status['servers'])}",
-        f"policy {versions[-1] if versions else 'none'}",
-        f"episodes {status['running']} running, {status['waiting']} waiting",
-        f"{tokens_per_second:.0f} tok/s",
-    ]
-    current = [item for item in status["collections"] if item["state"] == "running"]
-    if current:
-        parts.append(f"{current[0]['id']}: {current[0]['finished']}/{current[0]['needed']}")
-    parts += status.get("waits_for", [])
-    color = "green" if status["status"] == "ok" and ready == len(status["servers"]) else "yellow"
-    return Text.assemble((f"● {status['status']}", color), "  " + " · ".join(parts))
 
 
 def status_tables(url: str, status: dict[str, Any]) -> Group:

@@ -94,18 +94,17 @@ class Node:
         self.stopping = asyncio.Event()
         self._opening_since: float | None = None
         self._services = EpisodeServices(self.pool, self.tokens, self.router, self.policies, self.metrics)
-        self.endpoint = self._open_endpoint() if config.endpoint or isinstance(self.pool, ProgramPool) else None
+        self.endpoint: Endpoint | None = None
+        if config.endpoint or isinstance(self.pool, ProgramPool):
+            from rollout_server.endpoint.endpoint import Endpoint  # 2,200 lines that only agents of your own need
+
+            self.endpoint = Endpoint(self._services, config.model.max_context)
         self._runs: dict[str, CollectionRun] = {}
         self._opening = asyncio.Lock()
         self._taking_turns = asyncio.Lock()
         self._trainers_turn = self.root / "trainers_turn"
         if config.servers.share is not None and self._trainers_turn.exists():
             self.servers.rest()
-
-    def _open_endpoint(self) -> Endpoint:
-        from rollout_server.endpoint.endpoint import Endpoint  # 2,200 lines that only agents of somebody's own need
-
-        return Endpoint(self._services, self.config.model.max_context)
 
     @property
     def description(self) -> Description:
@@ -176,11 +175,6 @@ class Node:
         """Return when no server is left, nor one that might come back; ``failure`` then says why."""
         self.failure = f"no vLLM server is left: {await self.servers.given_up()}"
 
-    @property
-    def moves(self) -> int:
-        """A count that grows while servers, or processes of the environment, move: the node's sign of life."""
-        return moving.signs()
-
     def waits_for(self) -> list[str]:
         """Return a line for each part that is not ready: its name, what it does and for how long."""
         lines = self.servers.waits_for()
@@ -199,7 +193,7 @@ class Node:
         except TimeoutError:
             logger.error("episodes did not stop within %g s", STOP_DEADLINE_S)
         if self.endpoint is not None:
-            await self.endpoint.serving.close_all()
+            await self.endpoint.close_all()
         await self.router.close()
         results = await asyncio.gather(self.pool.close(), self.servers.stop(), return_exceptions=True)
         for result in results:
@@ -213,7 +207,7 @@ class Node:
         if self.stopping.is_set():
             return {"status": "stopping"}
         if not self.ready:
-            return {"status": "starting", "waits_for": self.waits_for(), "moved": self.moves}
+            return {"status": "starting", "waits_for": self.waits_for(), "moved": moving.signs()}
         return {
             "status": "ok",
             "policy_versions": self.policies.versions(),
@@ -260,16 +254,13 @@ class Node:
         """
         async with self._opening:
             run = self._runs.get(request.id)
-            if run is not None and run.request != request:
-                raise self._conflict(request.id)
+            known = run.request if run is not None else await self._stored_request(request.id)
+            if known is not None and known != request:
+                name = f"collection {request.id!r}"
+                raise RequestError(409, f"{name} was started with another request; choose another id")
             if run is not None and run.state not in RETRIED_ENDS:
                 return run
-            if run is None and await beside(StoredCollection.exists, self._folder, request.id):
-                stored = await beside(StoredCollection, self._folder, request.id)
-                if stored.request is not None and CollectionRequest.from_dict(stored.request) != request:
-                    raise self._conflict(request.id)
-            unwritten = ([], []) if run is None else (run.unwritten, run.unheld)
-            return await self._open(request, unwritten, retry=True)
+            return await self._open(request, retry=True)
 
     async def collection(self, collection_id: str) -> CollectionRun:
         """Return the collection of this id; one that a restart interrupted goes on.
@@ -280,39 +271,26 @@ class Node:
         async with self._opening:
             if collection_id in self._runs:
                 return self._runs[collection_id]
-            known = is_collection_id(collection_id) and await beside(
-                StoredCollection.exists, self._folder, collection_id
-            )
-            stored = await beside(StoredCollection, self._folder, collection_id) if known else None
-            if stored is None or stored.request is None:
+            request = await self._stored_request(collection_id)
+            if request is None:
                 raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
-            return await self._open(CollectionRequest.from_dict(stored.request), ([], []), retry=False)
+            return await self._open(request, retry=False)
+
+    async def _stored_request(self, collection_id: str) -> CollectionRequest | None:
+        """Return the request of a collection on disk; None where there is none of this id."""
+        if not is_collection_id(collection_id):
+            return None
+        if not await beside(StoredCollection.exists, self._folder, collection_id):
+            return None
+        stored = await beside(StoredCollection, self._folder, collection_id)
+        return None if stored.request is None else CollectionRequest.from_dict(stored.request)
 
     @property
     def _folder(self) -> Path:
         return self.root / COLLECTIONS
 
-    @staticmethod
-    def _conflict(collection_id: str) -> RequestError:
-        return RequestError(409, f"collection {collection_id!r} was started with another request; choose another id")
-
-    async def _open(
-        self, request: CollectionRequest, unwritten: tuple[list[str], list[str]], retry: bool
-    ) -> CollectionRun:
-        """Read the files, write the lines that an earlier full disk refused (rollouts, and episodes that wait for their
-        group), and go on with the missing rollouts.
-
-        ``retry``: a collection that failed or was cancelled goes on, too.
-        """
-
-        def load() -> StoredCollection:
-            stored = StoredCollection(self._folder, request.id)
-            for lines, write in zip(unwritten, (stored.rollouts.append, stored.hold), strict=True):
-                if lines:
-                    write(lines)
-                    lines.clear()
-                    stored = StoredCollection(self._folder, request.id)
-            return stored
+    async def _open(self, request: CollectionRequest, retry: bool) -> CollectionRun:
+        """Read the files, and go on with the missing rollouts; ``retry``: also where it failed or was cancelled."""
 
         def idle() -> None:
             if model is not None:
@@ -320,7 +298,7 @@ class Node:
 
         model: str | None = None
         try:
-            stored = await beside(load)
+            stored = await beside(StoredCollection, self._folder, request.id)
             if stored.end is None or (retry and stored.end.reason in RETRIED_ENDS):
                 model = self._check(request)
                 await beside(stored.begin, request)
@@ -336,7 +314,7 @@ class Node:
 
     def _forget_ended(self) -> None:
         """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
-        ended = [name for name, run in self._runs.items() if run.idle and not (run.unwritten or run.unheld)]
+        ended = [name for name, run in self._runs.items() if run.idle]
         for name in ended[:-MAX_ENDED_COLLECTIONS]:
             del self._runs[name]
 

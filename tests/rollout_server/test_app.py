@@ -262,7 +262,7 @@ async def test_dropped_connections_neither_lose_nor_repeat(running):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-async def test_full_disk_stops_work_and_loses_nothing(policy, tmp_path):
+async def test_full_disk_stops_work_that_goes_on_afterwards(policy, tmp_path):
     root = tmp_path / "node"
     root.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", root], capture_output=True).returncode:  # noqa: ASYNC221

@@ -1,7 +1,6 @@
 """What `rollout-server` does to its own process before it serves, and its commands on a node that runs."""
 
 import asyncio
-import io
 import os
 import socket
 import stat
@@ -11,7 +10,6 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
-from rich.console import Console
 
 from loop_formats.run_files import NODE_SECRET, new_node_secret, node_address
 from rollout_server import cli
@@ -147,8 +145,7 @@ class FailingNode:
 def test_a_node_that_ends_by_itself_says_why_in_one_line(monkeypatch, start_error, said):
     monkeypatch.setattr(cli, "FAREWELL_S", 0.0)
     node = FailingNode(start_error)
-    quiet = Console(file=io.StringIO())
-    monkeypatch.setattr(cli, "_serve", lambda arguments, program: asyncio.run(cli._until_stopped(node, quiet)))
+    monkeypatch.setattr(cli, "_serve", lambda arguments, program: asyncio.run(cli._until_stopped(node)))
     with pytest.raises(SystemExit, match=said):
         main([])
     assert node.stopped

@@ -1,5 +1,0 @@
-"""`python -m rollout_server` is `rollout-server`."""
-
-from rollout_server.cli import main
-
-main()

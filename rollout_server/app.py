@@ -321,10 +321,10 @@ async def publish_policy(request: web.Request) -> web.Response:
     try:
         async with asyncio.timeout(UPLOAD_DEADLINE_S):
             canary = await _receive(request, folder, node.policies.max_adapter_bytes)
-        info = await node.policies.publish(version, folder, canary)
+        policy = await node.policies.publish(version, folder, canary)
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-    return web.json_response(asdict(info))
+    return web.json_response({"version": version, "name": policy.name, "seconds": policy.seconds})
 
 
 async def _receive(request: web.Request, folder: Path, most: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -52,16 +52,12 @@ class Calls:
         self._bytes = 0
         self.repeated = 0
         self._keep_answers = keep_answers
-        self._made: dict[str, Call] = {}
+        self.made: dict[str, Call] = {}
+        """The calls that a retry would find, by identity."""
         self._refused: Counter[str] = Counter()
         """Calls that were refused before they began, by identity: there is no answer for a retry."""
         self._large = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
-
-    @property
-    def made(self) -> Mapping[str, Call]:
-        """The calls that a retry would find, by identity."""
-        return self._made
 
     @property
     def under_way(self) -> int:
@@ -122,13 +118,13 @@ class Calls:
         Raises:
             ApiError: the refusal to send to the client.
         """
-        call = self._made.get(identity)
+        call = self.made.get(identity)
         if retried and self._refused[identity]:
             self._refused -= Counter([identity])  # keeps what is above 0
             call = None
         if call is None or not (retried or call.lost):
             try:
-                call = self._made[identity] = Call(self.begin(work()))
+                call = self.made[identity] = Call(self.begin(work()))
             except ApiError:
                 self._refused[identity] += 1
                 if len(self._refused) > MAX_REMEMBERED_REFUSALS:
@@ -142,23 +138,23 @@ class Calls:
         try:
             return await self.outcome(call.answer)
         except Exception:
-            if self._made.get(identity) is call:
-                del self._made[identity]
+            if self.made.get(identity) is call:
+                del self.made[identity]
             raise
 
     def _forget_lost(self) -> None:
         """Forget answers that reached nobody, but for the latest, which a retry finds; a key may live for days."""
-        answered = [identity for identity, call in self._made.items() if call.answer.done()]
+        answered = [identity for identity, call in self.made.items() if call.answer.done()]
         for identity in answered[:-MAX_CALLS_AT_ONCE]:
-            del self._made[identity]
+            del self.made[identity]
 
     def heard(self, identity: str) -> None:
         """Note that the answer reached the client whole."""
-        if identity in self._made:
-            self._made[identity].heard = True
-            self._made[identity].listeners.clear()  # each holds its request, and so its body
+        if identity in self.made:
+            self.made[identity].heard = True
+            self.made[identity].listeners.clear()  # each holds its request, and so its body
             if not self._keep_answers:
-                del self._made[identity]
+                del self.made[identity]
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a call or a step in a task of its own, which :meth:`close` ends.

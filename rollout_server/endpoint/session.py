@@ -107,7 +107,7 @@ class Session:
         """Turn id -> the turn's place among the conversations, and the instructions and tools of its call."""
         self._record = record
         self._begun = 0
-        self._sampled_tokens = 0
+        self.sampled_tokens = 0
         self._not_applied: dict[str, Any] = {}
         self._refusals: Counter[tuple[int, str]] = Counter()
         self._counts: Counter[str] = Counter()
@@ -117,10 +117,6 @@ class Session:
         self._out_of_turns = asyncio.Event()
         self._first_counted = False
         self._unread: str | None = None
-
-    @property
-    def sampled_tokens(self) -> int:
-        return self._sampled_tokens
 
     @property
     def turns(self) -> int:
@@ -261,7 +257,7 @@ class Session:
         answer = self._compose(asked, prompt, named, drawn, self._record)
         if self._record:
             self._note(asked)
-        self._sampled_tokens += answer.completion_tokens
+        self.sampled_tokens += answer.completion_tokens
         return answer
 
     def _side_rule(self, asked: Asked) -> SideCalls | None:

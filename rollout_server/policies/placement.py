@@ -34,12 +34,20 @@ _SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 
 
 @dataclass
-class Adapter:
-    """An adapter. ``name`` is unique to its content; its folder and requests use it. ``canary`` proves the adapter."""
+class ServedPolicy:
+    """A policy version on the servers.
 
+    ``name`` is unique to the adapter's content; its folder and requests use it. ``canary`` proves it, ``seconds`` is
+    the time that publishing it took. ``references`` are its users.
+    """
+
+    version: int
     name: str
     folder: Path
     canary: Canary | None
+    seconds: float = 0.0
+    references: int = 0
+    retiring: bool = False
 
 
 class Placement:
@@ -49,7 +57,7 @@ class Placement:
         self._group = group
         self._external_load = asyncio.Lock()
 
-    async def place(self, adapter: Adapter) -> None:
+    async def place(self, adapter: ServedPolicy) -> None:
         """Load and prove on every ready server.
 
         A server that fails while another succeeds is replaced, and gets the adapter as it comes back.
@@ -75,13 +83,13 @@ class Placement:
         why = "; ".join(str(failure) or repr(failure) for failure in failures.values()) or "none is ready"
         raise ServerUnavailable(f"no server could load {adapter.name}: {why}")
 
-    async def load(self, server: VllmServer, adapter: Adapter) -> None:
+    async def load(self, server: VllmServer, adapter: ServedPolicy) -> None:
         """Load and prove on one server; raises as :meth:`place` does, and transport errors."""
         # Two URLs may lead to one external server, where the loads would undo each other.
         async with self._external_load if server.external else contextlib.nullcontext():
             await self._load_and_prove(server, adapter)
 
-    async def _load_and_prove(self, server: VllmServer, adapter: Adapter) -> None:
+    async def _load_and_prove(self, server: VllmServer, adapter: ServedPolicy) -> None:
         payload = {"lora_name": adapter.name, "lora_path": str(adapter.folder)}
         status, body = await server.work("/v1/load_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
         if status != 200 and "already been loaded" in body:
@@ -92,7 +100,7 @@ class Placement:
             raise await self._refusal(server, f"cannot load {adapter.name}", status, body)
         await self._prove(server, adapter)
 
-    async def _prove(self, server: VllmServer, adapter: Adapter) -> None:
+    async def _prove(self, server: VllmServer, adapter: ServedPolicy) -> None:
         """Check the canary; without one, at least the log-probs of a few ids must be numbers."""
         token_ids = adapter.canary.token_ids if adapter.canary is not None else list(range(8))
         payload = {
@@ -125,19 +133,19 @@ class Placement:
         # vLLM names its error only in its log.
         return ServerUnavailable(f"{server.name} {what}: {await server.own_error() or answer}")
 
-    async def remove(self, adapter: Adapter) -> None:
+    async def remove(self, adapter: ServedPolicy) -> None:
         """Unload an adapter, and return when no server works with it any more, or after :data:`DRAIN_S`."""
         await asyncio.gather(*(self._unload(server, adapter) for server in self._group.ready))
         await self._drain(adapter)
 
-    async def _unload(self, server: VllmServer, adapter: Adapter) -> None:
+    async def _unload(self, server: VllmServer, adapter: ServedPolicy) -> None:
         with contextlib.suppress(*TRANSPORT_ERRORS):  # it is dying; the restarted one will not have it
             payload = {"lora_name": adapter.name}
             status, body = await server.work("/v1/unload_lora_adapter", payload, timeout_s=LOAD_TIMEOUT_S)
             if status not in (200, 404):
                 logger.warning("%s did not unload %s: HTTP %d %s", server.name, adapter.name, status, body[:200])
 
-    async def _drain(self, adapter: Adapter) -> None:
+    async def _drain(self, adapter: ServedPolicy) -> None:
         """Wait until no ready server works on a request of this adapter, such as one whose client has just gone."""
         give_up = running_time.now() + DRAIN_S
         for server in self._group.ready:

@@ -12,7 +12,6 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from rollout_server.inference.server_group import ServerGroup
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.canary import Canary
 from rollout_server.policies.folder import PolicyFolder, policy_name
-from rollout_server.policies.placement import Adapter, Placement
+from rollout_server.policies.placement import Placement, ServedPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -43,25 +42,6 @@ class UnknownPolicy(LookupError):
 
 class StillInUse(RuntimeError):
     """No slot is free for a version: one that is being retired is still in use. Try again later."""
-
-
-@dataclass(frozen=True)
-class PolicyInfo:
-    """A version that is being served. ``seconds`` is the time that publishing it took."""
-
-    version: int
-    name: str
-    seconds: float
-
-
-@dataclass
-class ServedPolicy(Adapter):
-    """A version that episodes can use."""
-
-    version: int
-    seconds: float = 0.0
-    references: int = 0
-    retiring: bool = False
 
 
 class PolicyStore:
@@ -151,7 +131,7 @@ class PolicyStore:
             self._retirements.add(task)
             task.add_done_callback(self._retirements.discard)
 
-    async def publish(self, version: int, upload: Path, canary: Mapping[str, Any] | None = None) -> PolicyInfo:
+    async def publish(self, version: int, upload: Path, canary: Mapping[str, Any] | None = None) -> ServedPolicy:
         """Check, load everywhere, prove, then serve. On failure the versions served before are served on.
 
         ``upload`` is a folder of :meth:`staging`, or another one on its file system; the policy's folder is made of it.
@@ -173,8 +153,7 @@ class PolicyStore:
         require(proof is None or len(proof.token_ids) < most, f"canary.token_ids must be fewer than {most}")
         name = policy_name(version, await asyncio.to_thread(self._folder.check, upload))
         await self.wait_for_server()
-        policy = await self._publish(version, upload, name, proof, started)
-        return PolicyInfo(version, policy.name, policy.seconds)
+        return await self._publish(version, upload, name, proof, started)
 
     async def _publish(
         self, version: int, upload: Path, name: str, canary: Canary | None, started: float
@@ -197,7 +176,7 @@ class PolicyStore:
                 else:
                     with self._set_aside(replaced):
                         folder = await asyncio.to_thread(self._folder.settle, upload, name)
-                        policy = ServedPolicy(name, folder, canary, version)
+                        policy = ServedPolicy(version, name, folder, canary)
                         await self._serve(policy)
                     if replaced is not None:
                         await self._remove(replaced)
@@ -335,5 +314,5 @@ class PolicyStore:
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():
-                self._live[version] = ServedPolicy(folder.name, folder, None, version)
+                self._live[version] = ServedPolicy(version, folder.name, folder, None)
         return self.versions()

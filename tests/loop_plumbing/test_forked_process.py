@@ -156,16 +156,6 @@ async def test_a_process_that_stands_still_over_a_patient_request_ends_with_its_
     await wait_until(lambda: not server.alive)
 
 
-async def test_a_server_that_is_closed_while_it_starts_is_not_waited_for(serving, tmp_path):
-    begun = tmp_path / "begun"
-    server = serving(f"open({str(begun)!r}, 'w').close(); time.sleep(3600)")
-    forking = asyncio.create_task(server.fork())
-    await wait_until(begun.exists)
-    await server.close()
-    with pytest.raises(Away, match="the test server does not start"):
-        await forking
-
-
 async def test_an_answer_that_was_not_waited_for_is_the_next_one(serving):
     process = await (serving()).fork()
     asked = asyncio.create_task(process.exchange({"op": "say", "text": "first"}))

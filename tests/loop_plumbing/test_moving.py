@@ -95,26 +95,6 @@ def test_a_process_that_is_gone_uses_nothing():
     assert processor_use(pid) == (0, False)
 
 
-async def test_a_process_that_computes_moves_and_one_that_is_stopped_does_not(tmp_path):
-    with process(SPINS) as pid:
-        movement = Movement(pid, tmp_path / "no log yet")
-        await movement.look()
-
-        async def spent() -> float:
-            await movement.look()
-            return movement.spent_s
-
-        while await spent() < 0.3:
-            pass
-        assert movement.idle_s < movement.elapsed_s
-        os.kill(pid, signal.SIGSTOP)
-        while await movement.look():
-            pass
-        idle = movement.idle_s
-        await wait_until(lambda: movement.idle_s > idle)
-        assert not await movement.look()
-
-
 async def test_a_log_that_grows_is_a_move_and_what_is_elsewhere_is_not_seen(tmp_path):
     log = tmp_path / "log"
     with process(SLEEPS) as pid:

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.parse
 
 import pytest
@@ -14,10 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent_environments.counter import CounterPool
 from agent_environments.description import description_of
 from loop_formats.collection_request import Progress
-from loop_plumbing import http_server
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
-from rollout_server.inference.server import free_port
 from rollout_server.policies import store
 from support.counter_node import TOKEN, counter_request, local_node, read_all
 from support.listener import Listener
@@ -100,12 +97,6 @@ async def test_bad_bodies_are_refused(running, body):
         status, report = await asyncio.to_thread(ask, running.url, method, path, body)
         assert status == 400
         assert "\n" not in report["error"]
-
-
-async def test_large_bodies_are_refused(running):
-    status, report = await asyncio.to_thread(ask, running.url, "POST", "/v1/collections", b"x" * (9 << 20))
-    assert status == 413
-    assert report["error"]
 
 
 async def test_upload_of_ten_gigabytes_is_refused_before_it_is_sent(running):
@@ -223,44 +214,6 @@ async def test_a_reader_that_goes_away_is_no_error_of_the_node(running, monkeypa
     assert [record.getMessage() for record in caplog.records if record.name == "aiohttp.server"] == []
 
 
-async def test_dropped_connections_neither_lose_nor_repeat(running):
-    """A proxy between client and node cuts every connection after a few thousand bytes, at any byte of a line."""
-    parts = urllib.parse.urlsplit(running.url)
-    cuts = iter([900, 3000, 10, 7001, 5000, 12345, 1, 9999] + [20000] * 1000)
-    connections = 0
-
-    async def pipe(client_reader, client_writer):
-        nonlocal connections
-        connections += 1
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.write(await client_reader.read(65536))
-        left = next(cuts)
-        while left > 0 and (data := await reader.read(left)):
-            client_writer.write(data)
-            await client_writer.drain()
-            left -= len(data)
-        client_writer.transport.abort()
-        writer.close()
-
-    await running.call(running.client.start_collection, counter_request(rollouts_per_task=8))
-    proxy = await asyncio.start_server(pipe, "127.0.0.1", 0)
-    port = proxy.sockets[0].getsockname()[1]
-    client = RolloutClient(f"http://127.0.0.1:{port}", TOKEN)
-    import rollout_server.client as module
-
-    before, module.RETRY_PAUSE_S = module.RETRY_PAUSE_S, 0.01
-    try:
-        rollouts, end = await asyncio.to_thread(read_all, client, "c1")
-    finally:
-        module.RETRY_PAUSE_S = before
-        proxy.close()
-    direct, _ = await running.call(read_all, running.client, "c1")
-    assert connections > 5
-    assert rollouts == direct
-    assert len(rollouts) == 24
-    assert end.reason == "complete"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 async def test_full_disk_stops_work_that_goes_on_afterwards(policy, tmp_path):
     root = tmp_path / "node"
@@ -282,9 +235,8 @@ async def test_full_disk_stops_work_that_goes_on_afterwards(policy, tmp_path):
                 await local.call(lambda: list(local.client.rollouts("c1")))
             assert local.node.status()["running"] == 0
             there, _ = await local.call(read_all, local.client, "c1")
-            with pytest.raises(RolloutNodeError, match="cannot write") as refused:
-                await local.call(local.client.start_collection, request)
-            assert refused.value.status == 507
+            with pytest.raises((RolloutNodeError, CollectionFailed), match="cannot write"):
+                await local.call(lambda: [local.client.start_collection(request), *local.client.rollouts("c1")])
             ballast.unlink()
             rollouts, end = await local.collect(request)
             assert end.reason == "complete"
@@ -292,20 +244,6 @@ async def test_full_disk_stops_work_that_goes_on_afterwards(policy, tmp_path):
             assert len({(rollout.task_id, rollout.index) for rollout in rollouts}) == len(rollouts) == 60
     finally:
         subprocess.run(["umount", "-l", root], check=True)  # noqa: ASYNC221
-
-
-def test_no_node_is_one_clear_error():
-    url = f"http://127.0.0.1:{free_port()}"
-    started = time.monotonic()
-    with pytest.raises(NodeUnreachable, match=f"no rollout node at {url}"):
-        RolloutClient(url, TOKEN).health()
-    with pytest.raises(NodeUnreachable, match="does not answer"):
-        RolloutClient(url, TOKEN).wait_ready(0.1)
-    with pytest.raises(NodeUnreachable, match=f"no rollout node at {url}"):
-        RolloutClient(url, TOKEN, reconnect_s=0.0).tasks("train")
-    assert time.monotonic() - started < 60, "none of them has the patience of a client that has seen its node"
-    with pytest.raises(ValueError, match="must look like http://host:port"):
-        RolloutClient("localhost:8700", TOKEN)
 
 
 async def test_a_node_that_gives_up_says_why_to_everybody_who_waits(running):
@@ -319,14 +257,6 @@ async def test_a_node_that_gives_up_says_why_to_everybody_who_waits(running):
         ) as refused:
             await running.call(call)
         assert refused.value.status == 500
-
-
-def test_waiting_ends_when_the_node_died():
-    def dead():
-        raise RuntimeError("the node died")
-
-    with pytest.raises(RuntimeError, match="the node died"):
-        RolloutClient("http://127.0.0.1:9", TOKEN, alive=dead).tasks("train")
 
 
 def rollout_server(*arguments, **environment):
@@ -346,15 +276,6 @@ def refusal(monkeypatch, token, *arguments):
         main(list(arguments))
     assert isinstance(exit_.value.code, str)
     return exit_.value.code
-
-
-async def test_status_command(running):
-    await running.collect(counter_request())
-    shown = await asyncio.to_thread(rollout_server, "status", running.url, COLUMNS="200")
-    assert shown.returncode == 0, shown.stderr
-    assert "policy versions 0" in shown.stdout
-    assert "vllm-0" in shown.stdout
-    assert "complete" in shown.stdout
 
 
 @pytest.fixture
@@ -391,17 +312,3 @@ def test_port_in_use_ends_in_one_line(yaml):
     assert done.returncode == 1
     assert f"cannot listen on http://127.0.0.1:{taken.port}" in done.stderr
     assert "choose another port" in done.stderr
-
-
-@pytest.mark.parametrize("asks", [False, True])
-async def test_a_connection_on_which_nothing_is_asked_is_closed(policy, tmp_path, monkeypatch, asks):
-    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.2)
-    async with local_node(policy, tmp_path / "node", publish=False) as running:
-        parts = urllib.parse.urlsplit(running.url)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        async with asyncio.timeout(DEADLINE_S):
-            if asks:
-                writer.write(b"GET /health HTTP/1.1\r\nHost: node\r\n\r\n")
-            answer = await reader.read()
-        assert bool(answer) == asks
-        writer.close()

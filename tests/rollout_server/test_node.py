@@ -37,17 +37,6 @@ async def test_collects_all_rollouts_of_all_tasks(running):
     assert all(rollout.dataset == "counter" and rollout.policy_versions == [0] for rollout in rollouts)
 
 
-async def test_rewards_come_from_the_grader(running):
-    running.vllm.speak = lambda rng: "```python\nadd(3)\nfinish()\n```"
-    rollouts, _ = await running.collect(counter_request(rollouts_per_task=1))
-    assert {rollout.task_id: rollout.success for rollout in rollouts} == {
-        "reach3_1": True,
-        "reach5_1": False,
-        "reach8_1": False,
-    }
-    assert all(len(rollout.requirements) == 4 for rollout in rollouts)
-
-
 async def test_log_is_json_lines_of_rollouts(running):
     rollouts, _ = await running.collect(counter_request())
     lines = (running.node.root / "collections" / "c1.jsonl").read_text().splitlines()
@@ -79,18 +68,6 @@ async def test_capped_turn_is_closed_by_a_token_nobody_trains_on(running):
             assert turn.end - turn.start == 2
             assert rollout.token_ids[turn.end] == im_end
             assert not rollout.mask[turn.end]
-
-
-async def test_context_limit_ends_the_episode(running):
-    running.vllm.speak = lambda rng: "```python\nadd(1)\n```" + " done" * 20
-    limits = Limits(max_turns=40, max_tokens_per_turn=64, max_context=300)
-    rollouts, end = await running.collect(counter_request(rollouts_per_task=1, limits=limits))
-    assert end.reason == "complete"
-    for rollout in rollouts:
-        check(rollout, running.vllm)
-        assert rollout.end_reason == "context_limit"
-        assert len(rollout.token_ids) <= 300
-        assert 1 < len(rollout.turns) < 40
 
 
 async def test_an_agent_whose_actions_take_too_long_is_graded_at_its_deadline(running, monkeypatch):
@@ -179,23 +156,6 @@ async def test_single_failures_are_recorded_and_replaced(running):
     failure = next(record["failure"] for record in records if "failure" in record)
     assert failure["reason"] == "bad_logprob"
     assert Counter(rollout.attempt for rollout in rollouts) == {0: 11, 1: 1}
-
-
-async def test_an_attempt_that_ends_in_a_cancellation_of_nobodys_is_replaced(running, monkeypatch):
-    """It was neither finished nor failed, and the collection never ended."""
-    acquire, faults = CounterPool.acquire, iter([True, True])
-
-    async def faulty(pool, episode_id):
-        if next(faults, False):
-            task = asyncio.create_task(asyncio.sleep(3600))
-            await asyncio.sleep(0)
-            task.cancel()
-            await task
-        return await acquire(pool, episode_id)
-
-    monkeypatch.setattr(CounterPool, "acquire", faulty)
-    rollouts, end = await running.collect(counter_request())
-    assert (len(rollouts), end.reason, end.failures) == (12, "complete", {"environment_error": 2})
 
 
 async def test_too_many_lost_fail_with_one_error_and_are_attempted_anew_when_asked_again(running):

@@ -220,12 +220,6 @@ async def test_only_a_node_that_shares_takes_turns(running):
         assert refused.value.status == 409
 
 
-async def test_the_calls_need_the_token(shared):
-    for call in ("sleep", "wake"):
-        with pytest.raises(RolloutNodeError, match="bearer token"):
-            await shared.call(getattr(RolloutClient(shared.url, "wrong"), call))
-
-
 SEAMS = {
     "noted": (PolicyStore, "settled"),
     "before a sleep": (ServerGroup, "sleep"),

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from loop_formats.branch import Branch, BranchPoint, Exchange
-from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest, LostRollout, failures_warning
+from loop_formats.collection_request import MAX_ATTEMPTS, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS
 from loop_formats.schema import ConfigError
 from rollout_server.collecting.collector import Collector, MissingRollout
@@ -43,16 +43,6 @@ def test_an_episode_that_ended_leaves_one_place_to_its_task():
     first, _ = collector.start_next(), collector.start_next()
     collector.finished(first)
     assert [key.task_id for key in start_all(collector)] == ["t_0", "t_1"] * 3
-
-
-def test_complete_only_when_every_rollout_is_there():
-    collector = Collector(make_request(tasks=2, rollouts=2))
-    keys = start_all(collector)
-    for key in keys[:-1]:
-        collector.finished(key)
-        assert collector.outcome is None
-    collector.finished(keys[-1])
-    assert collector.outcome == "complete"
 
 
 def test_early_stop_needs_both_floors():
@@ -130,36 +120,6 @@ def lose(collector, key, reason="server_error", message="boom"):
             key = collector.start_next()
         gone = collector.failed(key, reason, message)
     assert gone
-
-
-def test_a_lost_rollout_is_waited_for_no_longer():
-    collector = Collector(make_request(tasks=2, rollouts=3))
-    keys = start_all(collector)
-    lose(collector, keys[1], "environment_crashed", "the world died")
-    assert collector.outcome is None
-    assert (collector.progress().needed, collector.progress().lost) == (5, 1)
-    for key in keys:
-        if key != keys[1]:
-            collector.finished(key)
-    assert collector.outcome == "complete"
-    assert collector.lost == [LostRollout("t_1", 0, "environment_crashed", "the world died")]
-
-
-def test_the_floor_of_a_task_falls_only_as_far_as_it_must():
-    """Of three rollouts each, two are enough: with one lost still two, with two lost one, with all lost none."""
-    for lost, left in ((1, 2), (2, 1), (3, 0)):
-        collector = Collector(make_request(tasks=2, rollouts=3, floor=2, fraction=0.1))
-        keys = start_all(collector)
-        first, second = ([key for key in keys if key.task_id == f"t_{n}"] for n in range(2))
-        for key in first[:2]:
-            collector.finished(key)
-        for key in second[:lost]:
-            lose(collector, key)
-        for number, key in enumerate(second[lost:]):
-            assert (collector.outcome is None) == (number < left)
-            if collector.outcome is None:
-                collector.finished(key)
-        assert collector.outcome == "early_stop"
 
 
 def test_more_lost_than_the_request_allows_ends_it_with_one_line_by_count():

@@ -213,14 +213,6 @@ def test_a_summary_may_be_empty_or_as_long_as_a_turn(formats, said):
     assert summary == ("" if not said else summary)
 
 
-def test_the_last_turn_is_an_action(formats):
-    tokens = formats["chatml"]
-    for turns in range(3, 12):
-        rollouts, _ = play(tokens, acts, World(tokens, ["seen " * 12]), "summary", max_context=400, max_turns=turns)
-        assert not rollouts[-1].turns[-1].summary
-        assert sum(len(rollout.turns) for rollout in rollouts) == turns
-
-
 def test_a_prompt_that_leaves_no_room_ends_the_episode_as_it_did(formats):
     tokens = formats["chatml"]
     speak = lambda rng, prompt: "go " * 24  # noqa: E731
@@ -228,13 +220,6 @@ def test_a_prompt_that_leaves_no_room_ends_the_episode_as_it_did(formats):
     world = World(tokens, ["seen " * 12])
     [rollout], _ = play(tokens, speak, world, "drop", max_context=size + 26)
     assert (rollout.end_reason, len(rollout.turns)) == ("context_limit", 1)
-
-
-def test_without_compaction_an_episode_ends_there(formats):
-    tokens = formats["chatml"]
-    [rollout], _ = play(tokens, acts, World(tokens, ["seen " * 12]), None, max_context=400)
-    assert rollout.end_reason == "context_limit"
-    assert rollout.extra == {}
 
 
 TEXTS = st.text(max_size=4)

@@ -320,43 +320,36 @@ class Unheard(BaseException):
     """None of those that are caught by name."""
 
 
-@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, Unheard])
-async def test_code_that_ends_the_program_ends_no_node(end):
-    """An environment that runs the agent's code in the node's own process lets out what that raises."""
-
+def leaving(end):
     async def leave():
         raise end("bye")
 
-    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=leave))
-    assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
-    rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=leave))
-    assert rollout.reward == 0.0
-    assert rollout.ungradable.startswith(f"{end.__name__}: bye (")
-    assert rollout.broke == {"where": "grade", "what": rollout.ungradable}
+    return leave
 
 
-@pytest.mark.parametrize("fault", [cancels_the_task_that_runs_it, ends_as_a_closed_coroutine_does])
-async def test_what_looks_like_the_end_of_an_episode_ends_in_a_grade(fault):
-    rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=fault))
-    assert (rollout.end_reason, rollout.turns[0].failed, rollout.broke["where"]) == ("completed", True, "step")
-    rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=fault))
-    assert (rollout.end_reason, rollout.reward, rollout.broke["where"]) == ("completed", 0.0, "grade")
-    reason, _ = await failure(ScriptedPolicyClient([]), FaultyPool(start=fault))
-    assert reason == "environment_crashed"
-    episode, _, _ = make(ScriptedPolicyClient([FINISH]), FaultyPool(close=fault))
-    assert (await episode.run())[0].broke is None
-
-
-async def test_a_cancellation_that_an_environment_lets_out_is_not_the_episodes(caplog):
-    fault = cancelled_task_of_its_own
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (leaving(SystemExit), "SystemExit: bye ("),
+        (leaving(KeyboardInterrupt), "KeyboardInterrupt: bye ("),
+        (leaving(Unheard), "Unheard: bye ("),
+        (cancelled_task_of_its_own, "CancelledError ("),
+        (cancels_the_task_that_runs_it, "CancelledError ("),
+        (ends_as_a_closed_coroutine_does, "GeneratorExit ("),
+    ],
+)
+async def test_what_looks_like_the_end_of_an_episode_or_of_the_program_ends_in_a_grade(fault, said, caplog):
+    """An environment that runs the agent's code in the node's own process lets out what that raises."""
     rollout = await play(ScriptedPolicyClient([ADD]), FaultyPool(step=fault))
     assert (rollout.end_reason, rollout.turns[0].failed, rollout.ungradable) == ("completed", True, None)
+    assert rollout.broke["where"] == "step"
     rollout = await play(ScriptedPolicyClient([FINISH]), FaultyPool(grade=fault))
     assert (rollout.end_reason, rollout.reward) == ("completed", 0.0)
-    assert rollout.ungradable.startswith("CancelledError (")
+    assert rollout.ungradable.startswith(said)
+    assert rollout.broke == {"where": "grade", "what": rollout.ungradable}
     reason, message = await failure(ScriptedPolicyClient([]), FaultyPool(start=fault))
     assert reason == "environment_crashed"
-    assert message.startswith(f"the environment broke as it started {TASK}: CancelledError (")
+    assert message.startswith(f"the environment broke as it started {TASK}: ")
     episode, _, _ = make(ScriptedPolicyClient([FINISH]), FaultyPool(close=fault))
     assert (await episode.run())[0].end_reason == "completed"
     assert caplog.text.count("closing the episode failed") == 1

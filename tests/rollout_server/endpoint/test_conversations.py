@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_families.chat import open_chat
-from model_families.chat.format import ReadTurn
 from model_families.chat.messages import spoken_message
 from rollout_server.endpoint.conversations import Conversations
 from rollout_server.endpoint.dialects.chat import assistant_message
@@ -48,18 +47,19 @@ class Policy:
     def begin(self, messages):
         return self.tree.prompt(read_messages(messages, [TOOL]), [TOOL])
 
-    def end(self, prompt, text=None):
-        """Sample after a prompt, or say ``text``; returns the assistant message as the endpoint tells it."""
+    def end(self, prompt, text=None, ids=None, stopped_by=None):
+        """Sample after a prompt, say ``text``, or sample ``ids``; returns the assistant message as the endpoint tells
+        it, without the stop text that ended it."""
         generation = sampled_turn(self.tokens, self.rng)
         if text is not None:
-            ids = [*encoder(self.tokens)(text), self.tokens.turn_end]
-            generation = Generation(ids, [-0.5] * len(ids), "stop", "s", 0, 0.1)
-        ids = generation.token_ids
-        turn = self.tokens.read(prompt.token_ids, ids, with_tools=True)
-        spoken = spoken_message(turn.answer, True, turn.reasoning)
+            ids = [*encoder(self.tokens)(text), *([] if stopped_by else [self.tokens.turn_end])]
+        if ids is not None:
+            generation = Generation(ids, [-0.5] * len(ids), "cut" if stopped_by else "stop", "s", 0, 0.1)
+        turn = self.tokens.read(prompt.token_ids, generation.token_ids, with_tools=True)
+        spoken = spoken_message(turn.answer.removesuffix(stopped_by or ""), True, turn.reasoning)
         number = len(self.served)
         spoken = replace(spoken, call_ids=tuple(f"call_own_{number}_{n}" for n in range(len(spoken.calls))))
-        self.tree.add(prompt, spoken, turn, number, generation)
+        self.tree.add(prompt, spoken, turn, number, generation, stopped_by)
         self.served.append((prompt.token_ids, generation))
         return assistant_message(spoken)
 
@@ -115,14 +115,7 @@ def test_a_harness_that_leaves_out_the_thinking_is_known(formats, name, sequence
     policy = Policy(formats[name], random.Random(7))
     messages = opening(policy.rng)
     for number in range(4):
-        prompt = policy.begin(messages)
-        ids = [*encoder(policy.tokens)("<think>\nhm\n</think>\n\nYes."), policy.tokens.turn_end]
-        turn = policy.tokens.read(prompt.token_ids, ids, with_tools=True)
-        generation = Generation(ids, [-0.5] * len(ids), "stop", "s", 0, 0.1)
-        spoken = spoken_message(turn.answer, True, turn.reasoning)
-        policy.tree.add(prompt, spoken, turn, number, generation)
-        policy.served.append((prompt.token_ids, generation))
-        told = assistant_message(spoken)
+        told = policy.ask(messages, "<think>\nhm\n</think>\n\nYes.")
         assert told.get("reasoning_content") == (None if name == "llama3" else "hm")
         messages += [{"role": "assistant", "content": told["content"]}, {"role": "user", "content": f"go on {number}"}]
     assert [len(segment.turns) for segment in check(policy)] == [4 // sequences] * sequences
@@ -134,12 +127,7 @@ def test_what_a_harness_writes_on_a_turn_that_was_cut_goes_on_from_its_ids(forma
     policy = Policy(formats[name], random.Random(8))
     messages = opening(policy.rng)
     for number in range(3):
-        prompt = policy.begin(messages)
-        ids = encoder(policy.tokens)("<code>go</code>")
-        generation = Generation(ids, [-0.5] * len(ids), "cut", "s", 0, 0.1)
-        turn = policy.tokens.read(prompt.token_ids, ids, with_tools=True)
-        policy.tree.add(prompt, spoken_message("<code>go", True), turn, number, generation, "</code>")
-        policy.served.append((prompt.token_ids, generation))
+        policy.end(policy.begin(messages), "<code>go</code>", stopped_by="</code>")
         messages += [
             {"role": "assistant", "content": "<code>go</code>\nCalled."},
             {"role": "user", "content": f"{number}"},
@@ -182,10 +170,7 @@ def test_words_that_another_call_samples_meanwhile_do_not_change_what_was_served
     start = [{"role": "user", "content": "Say ab."}]
     written = policy.begin([*start, {"role": "assistant", "content": "ab"}, {"role": "user", "content": "Again."}])
     ids = [tokens.encode_text(letter)[0] for letter in "ab"]
-    generation = Generation([*ids, tokens.turn_end], [-0.5] * 3, "stop", "s", 0, 0.1)
-    prompt = policy.begin(start)
-    policy.tree.add(prompt, spoken_message("ab", True), ReadTurn("ab"), 0, generation)
-    policy.served.append((prompt.token_ids, generation))
+    policy.end(policy.begin(start), ids=[*ids, tokens.turn_end])
     policy.end(written)
     assert len(check(policy)) == 2
 

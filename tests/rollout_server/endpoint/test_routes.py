@@ -262,14 +262,6 @@ async def test_an_error_of_the_server_ends_the_attempt(running, opened, status, 
     assert (await opened.session.failure).reason == reason
 
 
-async def test_bodies_are_bounded(opened):
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {opened.key}"}) as http:
-        for body, status in ((b"x" * (9 << 20), 413), (b"nonsense", 400), (b"[" * 100_000, 400), (b"[]", 400)):
-            async with http.post(f"{opened.url}/v1/chat/completions", data=body) as answer:
-                assert answer.status == status
-                assert set((await answer.json())["error"]) == {"message", "type", "param", "code"}
-
-
 async def test_a_flood_of_calls_is_refused_and_the_others_are_exact(running, opened, monkeypatch):
     monkeypatch.setattr(calls_module, "MAX_CALLS_AT_ONCE", 4)
     other = OpenSession(running)

@@ -152,16 +152,6 @@ async def test_failing_server_is_left_with_the_same_ids(setup, mode):
     assert (await setup.generate("ep")).server == generation.server, "it stays where it went"
 
 
-async def test_server_that_goes_away_in_mid_request(setup):
-    await setup.generate("ep")
-    setup.fakes[0].mode = "hang"
-    task = asyncio.create_task(setup.generate("ep", token_ids=[1, 2]))
-    await wait_until(lambda: len(setup.fakes[0].seen) == 2)
-    assert not task.done()
-    setup.fakes[0].mode = "hang up"
-    assert (await task).server == "vllm-1"
-
-
 async def test_all_servers_failing_ends_after_the_attempts(setup):
     for fake in setup.fakes:
         fake.mode = "error"

@@ -218,13 +218,3 @@ async def test_a_tool_that_an_agent_loads_later_is_told_of_where_it_is_loaded(ru
 async def test_what_only_the_maker_could_search_is_offered_at_once(opened):
     await opened.ask(tools=[DEFERRED, {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}])
     assert '"look"' in opened.session.segments()[0].messages[0]["content"]
-
-
-async def test_pictures_and_documents_are_told(opened):
-    image = {"type": "image", "source": {"type": "url", "url": "http://x"}}
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
-    result = {"type": "tool_result", "tool_use_id": "x", "content": [image]}
-    await opened.ask([{"role": "user", "content": [result, image, document]}])
-    [segment] = opened.session.segments()
-    assert [message["content"].count(" is left out here") for message in segment.messages[:2]] == [1, 1]
-    assert segment.messages[1]["content"].endswith("words")

@@ -7,7 +7,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from support.open_session import HELLO, OpenSession
+from support.open_session import OpenSession
 from support.texts import texts_beside
 
 TABLES = texts_beside(__file__)
@@ -139,22 +139,6 @@ async def test_what_cannot_be_done_is_refused(opened, given, options, why):
         await ask(opened, given, **options)
     assert refused.value.status_code in (400, 404)
     assert opened.session.turns == 0
-
-
-async def test_the_same_conversation_in_chat_is_the_same_sequence(running, opened):
-    """A dialect is a view: who changes it in mid-episode goes on from the same ids."""
-    running.vllm.speak = lambda rng: CALLS
-    first = await ask(opened, HELLO, tools=[ADD])
-    calls = [
-        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in first.output[1:]
-    ]
-    said = {"role": "assistant", "content": "So.", "tool_calls": calls}
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in calls]
-    tool = {"type": "function", "function": {name: ADD[name] for name in ("name", "description", "parameters")}}
-    await opened.ask([*HELLO, said, *results], tools=[tool])
-    [segment] = opened.session.segments()
-    assert len(segment.turns) == 2
 
 
 LOOK = {"type": "function", "name": "look", "description": "Look.", "parameters": {"type": "object"}}

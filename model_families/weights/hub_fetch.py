@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from loop_plumbing.breakage import first_line
 
 logger = logging.getLogger(__name__)
-Fetched = TypeVar("Fetched")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = (
     re.compile(r"model(-\d+-of-\d+)?\.safetensors"),
@@ -34,51 +32,53 @@ def fetched(repository: str, revision: str | None) -> Path:
     Raises:
         ValueError: as :func:`~model_families.weights.hub.model_folder`.
     """
+    try:
+        return Path(_fetched(repository, revision))
+    except Exception as error:
+        raise error if type(error) is ValueError else ValueError(_reason(repository, revision, error)) from error
+
+
+def _fetched(repository: str, revision: str | None) -> str:
     # The imports take a quarter of a second.
-    from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-
-    def stored() -> Path:
-        commit = _cached_commit(Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}"), revision)
-        try:
-            files = list(_needed(each.path for each in get_cached_repo_tree(repository, revision=commit)))
-        except CachedRepoTreeNotFoundError:
-            files = None  # it was fetched by an older library
-        return Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=files))
-
-    def there() -> list[str] | Path:
-        try:
-            return [each.rfilename for each in HfApi().model_info(repository, revision=revision).siblings or ()]
-        except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated one, too
-            raise
-        except Exception as error:  # of the library below the hub's own, by whatever name
-            with suppress(OSError):
-                folder = stored()
-                reason = f"{constants.ENDPOINT} cannot be asked for it: {first_line(error)}"
-                logger.warning(f"{repository} is taken from the cache, at commit {folder.name}; {reason}")
-                return folder
-            raise
-
-    def current() -> Path:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     if constants.is_offline_mode():
-        return _in_one_line(repository, revision, stored)
+        return _stored(repository, revision)
     if _COMMIT.fullmatch(revision or ""):
-        try:
-            return stored()
-        except OSError:
-            pass  # it was pinned on another machine
-    files = _in_one_line(repository, revision, there)
-    if isinstance(files, Path):
-        return files
+        with suppress(OSError):  # it was pinned on another machine
+            return _stored(repository, revision)
+    try:
+        files = [each.rfilename for each in HfApi().model_info(repository, revision=revision).siblings or ()]
+    except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated one, too
+        raise
+    except Exception as error:  # of the library below the hub's own, by whatever name
+        with suppress(OSError):
+            folder = _stored(repository, revision)
+            reason = f"{constants.ENDPOINT} cannot be asked for it: {first_line(error)}"
+            logger.warning(f"{repository} is taken from the cache, at commit {Path(folder).name}; {reason}")
+            return folder
+        raise
     if not any(map(_WEIGHTS[-1].fullmatch, files)) and any(map(_PICKLES.fullmatch, files)):
         raise ValueError(
             f"{repository} has its weights as pickles alone (pytorch_model.bin), which are not read: fetch it with "
             f"`hf download {repository} --local-dir FOLDER` and give FOLDER: its error says how to convert it"
         )
     wanted = [*_needed(files), *(file for file in files if _LICENCES.fullmatch(file))]
-    return _in_one_line(repository, revision, current)
+    return snapshot_download(repository, revision=revision, allow_patterns=wanted)
+
+
+def _stored(repository: str, revision: str | None) -> str:
+    """Return the folder of what was fetched before. Raises OSError where the cache lacks some of it."""
+    from huggingface_hub import constants, get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    commit = _cached_commit(Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}"), revision)
+    try:
+        files = list(_needed(each.path for each in get_cached_repo_tree(repository, revision=commit)))
+    except CachedRepoTreeNotFoundError:
+        files = None  # it was fetched by an older library
+    return snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=files)
 
 
 def _cached_commit(cache: Path, revision: str | None) -> str | None:
@@ -98,7 +98,8 @@ def _needed(files: Iterable[str]) -> Iterable[str]:
     return [*weights, *(file for file in there if _BESIDE.fullmatch(file))]
 
 
-def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Fetched]) -> Fetched:
+def _reason(repository: str, revision: str | None, error: Exception) -> str:
+    """Return why a repository is not here, in one line with the cure."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -110,22 +111,19 @@ def _in_one_line(repository: str, revision: str | None, fetch: Callable[[], Fetc
 
     name = repository if revision is None else f"{repository}@{revision}"
     hub = constants.ENDPOINT
-    try:
-        return fetch()
-    except Exception as error:
-        texts: dict[type[Exception], str] = {
-            GatedRepoError: f"{name} is gated: ask for access at {hub}/{repository}, then log in with `hf auth login` "
-            "or set HF_TOKEN",
-            RepositoryNotFoundError: f"{name} is not a folder here, and {hub} has no model of this name that you may "
-            "read: correct it, or log in with `hf auth login` or HF_TOKEN if it is private",
-            RevisionNotFoundError: f"{repository} has no revision {revision!r}; give a branch, a tag or a commit of "
-            f"{hub}/{repository}",
-            LocalEntryNotFoundError: f"{name} is not a folder here, and not in huggingface_hub's cache "
-            f"({constants.HF_HUB_CACHE}), to which HF_HUB_OFFLINE confines it: unset that, or give the folder of a "
-            "model",
-            HfHubHTTPError: f"{name} cannot be fetched: {hub} answers {first_line(error)}",
-            # Any error of the library below the hub's own: no network, a full disk.
-            Exception: f"{name} is not a folder here, and cannot be fetched from {hub} ({first_line(error)}): try "
-            "again with a network and room on the disk, or give the folder of a model",
-        }
-        raise ValueError(next(text for kind, text in texts.items() if isinstance(error, kind))) from error
+    texts: dict[type[Exception], str] = {
+        GatedRepoError: f"{name} is gated: ask for access at {hub}/{repository}, then log in with `hf auth login` "
+        "or set HF_TOKEN",
+        RepositoryNotFoundError: f"{name} is not a folder here, and {hub} has no model of this name that you may "
+        "read: correct it, or log in with `hf auth login` or HF_TOKEN if it is private",
+        RevisionNotFoundError: f"{repository} has no revision {revision!r}; give a branch, a tag or a commit of "
+        f"{hub}/{repository}",
+        LocalEntryNotFoundError: f"{name} is not a folder here, and not in huggingface_hub's cache "
+        f"({constants.HF_HUB_CACHE}), to which HF_HUB_OFFLINE confines it: unset that, or give the folder of a "
+        "model",
+        HfHubHTTPError: f"{name} cannot be fetched: {hub} answers {first_line(error)}",
+        # Any error of the library below the hub's own: no network, a full disk.
+        Exception: f"{name} is not a folder here, and cannot be fetched from {hub} ({first_line(error)}): try "
+        "again with a network and room on the disk, or give the folder of a model",
+    }
+    return next(text for kind, text in texts.items() if isinstance(error, kind))

@@ -150,9 +150,9 @@ async def compare(folder: Path, server: VllmServer, concurrent: int, repeats: in
     }
     rounds: list[Round] = []
     with NodeProcess(from_mapping(NodeConfig, config), folder / f"run{concurrent}", TOKEN) as process:
-        client, pid = RolloutClient(process.url, TOKEN), process.pid
+        client, pid = RolloutClient(process.url, TOKEN, alive=process.check), process.pid
         assert pid is not None, "it has been started"
-        await asyncio.to_thread(client.wait_ready, 120.0, process.check)
+        await asyncio.to_thread(client.wait_ready, 120.0)
         published = await asyncio.to_thread(client.publish_policy, 0, folder / "adapter")
         bare = BareLoop(server, published.name, open_chat(folder / "model"))
         tasks = (await asyncio.to_thread(client.tasks, "train")).tasks

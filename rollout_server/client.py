@@ -126,13 +126,13 @@ class RolloutClient:
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
-    def wait_ready(self, deadline_s: float, alive: Callable[[], None] | None = None) -> dict[str, Any]:
+    def wait_ready(self, deadline_s: float) -> dict[str, Any]:
         """Wait until the node is ready; returns its health.
 
         Raises:
             NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
         """
-        patience = self.patience(deadline_s, alive)
+        patience = self.patience(deadline_s)
         while True:
             try:
                 report = self._decoded(self._http.get("/health"))
@@ -242,17 +242,15 @@ class RolloutClient:
         message = f"rollout node: {body.get('error', '')}"
         return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), body.get("moved"))
 
-    def patience(
-        self, seconds: float | None = None, alive: Callable[[], None] | None = None
-    ) -> Callable[[Exception], None]:
+    def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
         """Return a function to call with the error of each failed try: it waits a little, or raises after ``seconds``
-        (``reconnect_s`` if not given) without a sign of life, or what ``alive`` raises."""
+        (``reconnect_s`` if not given) without a sign of life."""
         limit_s = self._reconnect_s if seconds is None else seconds
         give_up, moved = running_time.now() + limit_s, None
 
         def wait(error: Exception) -> None:
             nonlocal give_up, moved
-            (alive or self._alive)()
+            self._alive()
             self.on_progress(str(error) or type(error).__name__)
             if isinstance(error, RolloutNodeError) and error.moved != moved:
                 give_up, moved = running_time.now() + limit_s, error.moved

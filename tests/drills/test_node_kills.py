@@ -68,6 +68,9 @@ class House:
     def client(self, url: str | None = None) -> RolloutClient:
         return RolloutClient(url or self.process.url, TOKEN, reconnect_s=START_S)
 
+    def wait_ready(self) -> dict:
+        return RolloutClient(self.process.url, TOKEN, alive=self.process.check).wait_ready(START_S)
+
     def begin(self, name: str, tasks: int = 6) -> list[str]:
         client = self.client()
         chosen = client.tasks("train").tasks[:tasks]
@@ -119,7 +122,7 @@ def small_disk(tmp_path_factory):
 def house(small_disk, tmp_path_factory):
     house = House(tmp_path_factory.mktemp("drills"), small_disk[0])
     with house.process:
-        house.client().wait_ready(START_S, house.process.check)
+        house.wait_ready()
         house.client().publish_policy(0, house.adapter)
         yield house
 
@@ -240,7 +243,7 @@ def test_node_killed_while_it_starts(house):
         time.sleep(3.0 * kill)
     house.kill()
     house.process.start()
-    assert house.client().wait_ready(START_S, house.process.check)["policy_versions"] == served
+    assert house.wait_ready()["policy_versions"] == served
 
 
 @pytest.mark.timeout(3600)
@@ -253,7 +256,7 @@ def test_node_killed_during_publications(house):
             house.kill()
             house.process.start()
             assert publication.result(START_S).version == version
-            served = house.client().wait_ready(START_S, house.process.check)["policy_versions"]
+            served = house.wait_ready()["policy_versions"]
             assert version in served, "a publication that came through outlives the node"
             for other in set(served) - {version}:
                 house.client().retire_policy(other)

@@ -91,8 +91,8 @@ async def test_a_node_is_found_from_other_machines_and_by_its_owner(running, tmp
     try:
         await running.call(process.start)
         assert node_address(tmp_path / "open") == process.url.replace(for_its_owner, written)
-        client = RolloutClient(process.url, TOKEN)
-        assert (await running.call(client.wait_ready, DEADLINE_S, process.check))["status"] == "ok"
+        client = RolloutClient(process.url, TOKEN, alive=process.check)
+        assert (await running.call(client.wait_ready, DEADLINE_S))["status"] == "ok"
     finally:
         await running.call(process.stop)
 

@@ -26,7 +26,7 @@ def ready_node(config: dict[str, Any], folder: Path) -> Iterator[tuple[NodeProce
     """A node that is ready, and its client."""
     with NodeProcess(from_mapping(NodeConfig, config), folder, TOKEN) as process:
         client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
-        client.wait_ready(COMMAND_S, process.check)
+        RolloutClient(process.url, TOKEN, alive=process.check).wait_ready(COMMAND_S)
         yield process, client
 
 

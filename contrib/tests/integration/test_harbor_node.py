@@ -91,7 +91,7 @@ def harmed(process, policy, root):
     Returns the process ids of the nodes.
     """
     client = RolloutClient(process.url, TOKEN, reconnect_s=COMMAND_S)
-    client.wait_ready(COMMAND_S, process.check)
+    RolloutClient(process.url, TOKEN, alive=process.check).wait_ready(COMMAND_S)
     client.publish_policy(0, policy / "adapter0")
     limits = whole_agents.Limits(max_turns=4, max_tokens_per_turn=400, max_context=9000, episode_deadline_s=300.0)
     client.start_collection(request("kills", list(TABLES["tasks"]), rollouts_per_task=KILLS, limits=limits))

@@ -219,7 +219,7 @@ class Node:
         }
 
     def status(self) -> dict[str, Any]:
-        """Return all state, as plain data, for /metrics, the status line and ``rollout-server status``."""
+        """Return all state, as plain data, for /metrics and ``rollout-server status``."""
         open_runs = [run for run in self._runs.values() if run.end is None]
         progress = [run.collector.progress() for run in open_runs]
         return {

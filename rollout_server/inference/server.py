@@ -453,7 +453,7 @@ class VllmServer:
         await self._admin.close()
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for /health, /metrics and the status line."""
+        """Plain data for /health and /metrics."""
         return {
             **{key: getattr(self, key) for key in ("name", "url", "state", "pid", "external", "restarts")},
             "last_error": self.last_error,

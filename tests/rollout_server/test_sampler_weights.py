@@ -81,6 +81,7 @@ async def test_no_turn_of_a_run_names_the_base_model(policy, tmp_path):
     async with local_node(policy, tmp_path / "node") as local:
         local.vllm.delay = lambda body: 0.01
         collecting = asyncio.create_task(local.collect(counter_request(policy_version=0)))
+        await wait_until(lambda: local.vllm.requests)
         for version in (1, 2):
             await publish(local, version, *published(policy, version))
         rollouts, _ = await collecting

@@ -129,7 +129,7 @@ async def test_what_an_endpoint_thinks_is_no_action(said, text, reasoning, cut):
         policy_client = EndpointClient(chat_client.ChatClient(session, service.url), endpoint, request)
         policy_client.begin("e", [Message("user", "Go.")])
         turn = await policy_client.speak(seed=1)
-    assert (turn.text, turn.reasoning, turn.cut_in_thinking) == (text, reasoning, cut)
+    assert (turn.text, turn.reasoning, turn.turn.cut_in_thinking) == (text, reasoning, cut)
 
 
 def evaluate(cfg):

@@ -71,7 +71,8 @@ async def house(tmp_path, monkeypatch):
 
 
 async def test_published_version_is_on_every_server_under_a_name_of_its_content(house):
-    info = await house.store.publish(7, house.adapter(1))
+    weights = (house.adapter(1) / "adapter_model.safetensors").stat().st_ino
+    info = await house.store.publish(7, house.source / "seed1")
     assert info.version == 7
     assert info.name.startswith("policy-v0007-")
     assert info.seconds > 0
@@ -80,6 +81,8 @@ async def test_published_version_is_on_every_server_under_a_name_of_its_content(
     for fake in house.fakes:
         assert fake.loaded == {info.name: house.folder / "policies" / info.name}
     assert house.folders() == [info.name]
+    published = house.folder / "policies" / info.name / "adapter_model.safetensors"
+    assert published.stat().st_ino == weights, "an upload is moved"
 
 
 async def test_no_two_contents_share_a_name_or_a_folder(house):
@@ -99,19 +102,6 @@ async def test_same_content_again_is_no_change(house):
     assert await house.store.publish(1, house.adapter(1)) == first
     assert [what for what, _ in house.fakes[0].log] == ["load", "load"]
     assert house.store.latest() == 1, "the version published last is the latest, also after going back"
-
-
-async def test_other_content_replaces_an_unused_version_only(house, monkeypatch):
-    monkeypatch.setattr(policies, "RELEASE_TIMEOUT_S", 0.2)
-    first = await house.store.publish(1, house.adapter(1))
-    house.store.acquire(1)
-    with pytest.raises(AdapterError, match="version 1 is in use with other content"):
-        await house.store.publish(1, house.adapter(2))
-    assert house.folders() == [first.name]
-    house.store.release(1)
-    second = await house.store.publish(1, house.adapter(2))
-    assert second.name != first.name
-    assert house.folders() == [second.name]
 
 
 async def test_canary_decides(house):
@@ -334,13 +324,6 @@ async def test_publishing_waits_for_a_server_and_gives_up(house, monkeypatch):
     with pytest.raises(ServerUnavailable, match=r"no vLLM server is ready after 0\.2 s: vllm-0 "):
         await house.store.publish(1, house.adapter(1))
     assert house.folders() == []
-
-
-async def test_an_upload_becomes_the_version(house):
-    weights = (house.adapter(1) / "adapter_model.safetensors").stat().st_ino
-    info = await house.store.publish(1, house.source / "seed1")
-    assert house.folders() == [info.name]
-    assert (house.folder / "policies" / info.name / "adapter_model.safetensors").stat().st_ino == weights
 
 
 async def test_an_upload_that_is_refused_is_not_served(house):

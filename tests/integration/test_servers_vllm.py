@@ -25,7 +25,7 @@ from rollout_server.inference.router import Generation, Router
 from rollout_server.inference.server import VllmServer
 from rollout_server.inference.server_group import ServerGroup
 from rollout_server.inference.server_metrics import parse_load
-from rollout_server.policies import folder as policy_folder
+from rollout_server.policies import store as policies
 from rollout_server.policies.adapter_check import AdapterError
 from rollout_server.policies.store import PolicyStore
 from support.random_policy import reference_logprobs, write_adapter
@@ -178,7 +178,7 @@ async def test_a_stop_text_ends_a_generation_at_the_token_that_completes_it(hous
 
 async def test_reused_name_and_folder_would_serve_a_stale_prefix(house, monkeypatch):
     """What naming by content prevents, shown by taking it away: the same test as above then sees wrong log-probs."""
-    monkeypatch.setattr(policy_folder, "policy_name", lambda version, digest: "policy-v0001-00000000")
+    monkeypatch.setattr(policies, "policy_name", lambda version, digest: "policy-v0001-00000000")
     first = await house.store.publish(1, house.adapter(1))
     before = await house.generate("stale", first.name)
     assert house.gap(before, house.adapter(1)) < TOLERANCE

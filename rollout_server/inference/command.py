@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import importlib.util
 import json
 import math
+import mmap
 import os
 import stat
 import sys
@@ -203,11 +205,14 @@ def _general_flags(folder: str, base: BaseModel, cpu: bool) -> list[str]:
     return flags
 
 
-def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu: bool) -> dict[str, str]:
+def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:
     """Return the environment variables of server ``index``: the node's, vLLM's settings, and the configuration's.
 
+    Args:
+        root: the node's folder.
+
     Raises:
-        ServerStartError: this process may not use the server's GPU.
+        ServerStartError: this process may not use the server's GPU, or code that the server compiles could not run.
     """
     environment = {
         # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: settings of
@@ -224,7 +229,7 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
     if servers.share is not None:  # the routes for it are among those for developers
         environment["VLLM_SERVER_DEV_MODE"] = "1"
     # The server's temporary folder, where torch would keep compiled code, goes with the server.
-    if "TORCHINDUCTOR_CACHE_DIR" not in environment and (folder := _compile_cache()) is not None:
+    if (folder := compile_cache(servers, root)) is not None:
         environment["TORCHINDUCTOR_CACHE_DIR"] = folder
     # Meant for a trainer on this machine; memory that vLLM's workers share cannot be expandable.
     allocator = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -249,10 +254,28 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, *, cpu:
     return {**environment, **servers.env, "VLLM_API_KEY": api_key}
 
 
-def _compile_cache() -> str | None:
-    """Return a folder for code that torch compiles in a server, in the temporary folder, to which only we may write:
-    the code runs. None where somebody else could write to it."""
-    folder = Path(tempfile.gettempdir(), f"torchtune-loop-inductor-{os.getuid()}")
+def compile_cache(servers: ServersConfig, root: Path) -> str | None:
+    """Return the folder for code that torch compiles in a server, to which only we may write: the code runs.
+
+    It lies in the temporary folder, or below ``root`` where that lets no code run; None where somebody else could write
+    to it.
+
+    Raises:
+        ServerStartError: neither folder lets code run, or the one of TORCHINDUCTOR_CACHE_DIR does not.
+    """
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    if named := servers.env.get(key) or os.environ.get(key):
+        if not _runs_code(Path(named)):
+            raise ServerStartError(f"{key} {named} is mounted noexec; vLLM runs what it compiles there: name another")
+        return named
+    places = [Path(tempfile.gettempdir()), root]
+    place = next(filter(_runs_code, places), None)
+    if place is None:
+        raise ServerStartError(
+            f"{' and '.join(map(str, places))} are mounted noexec; vLLM runs what it compiles there: let {key} name "
+            "another folder"
+        )
+    folder = place / f"torchtune-loop-inductor-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         about = folder.lstat()
@@ -260,6 +283,18 @@ def _compile_cache() -> str | None:
         return None
     ours = about.st_uid == os.getuid() and stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o022
     return str(folder) if ours else None
+
+
+def _runs_code(folder: Path) -> bool:
+    """Return whether compiled code can be loaded from ``folder``, or from where it would be made; tries it."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.truncate(mmap.PAGESIZE)
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return error.errno not in (errno.EPERM, errno.EACCES)
+    return True
 
 
 def _visible(gpus: list[int], inherited: str | None) -> str:

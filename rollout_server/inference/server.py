@@ -308,7 +308,7 @@ class VllmServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=server_environment(self._config, self.index, self._api_key, cpu=cpu),
+                env=server_environment(self._config, self.index, self._api_key, self.log_path.parent, cpu=cpu),
             )
         if niceness:
             await _session_goes_last(self._process.pid, niceness)

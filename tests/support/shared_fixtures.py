@@ -102,7 +102,7 @@ def shared_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm
     locked = command.index("--middleware")
     del command[locked : locked + 2]  # as a server of one's own, without a key
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), "5", *command]
-    log_path, environment = scratch / "vllm.log", server_environment(servers, 0, "", cpu=True)
+    log_path, environment = scratch / "vllm.log", server_environment(servers, 0, "", scratch, cpu=True)
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
             guard,

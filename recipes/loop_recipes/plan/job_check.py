@@ -32,7 +32,7 @@ from model_families.base_model import BaseModel
 from model_families.families.family import check_lora
 from model_families.stored_weights import check_finite
 from rollout_server.config import ModelConfig, NodeConfig
-from rollout_server.inference.command import check_serves
+from rollout_server.inference.command import check_serves, compile_cache
 
 if TYPE_CHECKING:
     from loop_recipes.plan.job_memory import Unloaded
@@ -47,6 +47,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
     """
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
     yield from _placement(cfg, node, machines, cuda)
+    yield from _compiling(node)
     try:
         config = read_config(cfg, LoopConfig)
     except ConfigError as error:  # nothing further can be checked
@@ -167,6 +168,12 @@ def _placement(cfg: DictConfig, node: NodeConfig, machines: Machines, cuda: bool
 
 def _several(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def _compiling(node: NodeConfig) -> Iterator[Problem]:
+    if node.servers.urls is None:
+        check = partial(compile_cache, node.servers, Path(node.root))
+        yield from problems("compile cache", check, "node.servers: ")
 
 
 def _run(config: LoopConfig) -> list[Problem]:

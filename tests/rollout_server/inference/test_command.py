@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from rollout_server.inference.command import (
     ServerStartError,
     Vllm,
     check_serves,
+    compile_cache,
     installed_vllm,
     server_command,
     server_environment,
@@ -19,6 +21,8 @@ from rollout_server.inference.command import (
 from support.mxfp4 import write_mxfp4
 from support.random_policy import MODEL_CONFIG
 from support.tiny_models import write_random
+
+ROOT = Path("/")
 
 
 def test_other_vllm_release_or_none_is_refused(monkeypatch):
@@ -125,14 +129,14 @@ def test_gpu_and_cpu_settings_reach_the_command_line(monkeypatch, tmp_path):
         assert part in gpu
     assert "eager" not in gpu
     assert "--kv-cache-memory-bytes" not in gpu
-    environment = server_environment(servers, 1, "secret", cpu=False)
+    environment = server_environment(servers, 1, "secret", ROOT, cpu=False)
     assert environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert environment["NCCL_DEBUG"] == "WARN"
     assert environment["VLLM_API_KEY"] == "secret"
     assert "VLLM_SERVER_DEV_MODE" not in environment
     assert environment["VLLM_ENGINE_READY_TIMEOUT_S"] == "1201"
     assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
-    assert server_environment(servers, 1, "secret", cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert server_environment(servers, 1, "secret", ROOT, cpu=True)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys(), "a trainer's"
     assert "secret" not in gpu
     tiny = ModelConfig(path=model.path, dtype="float32")
@@ -211,10 +215,10 @@ def test_what_needs_torchvision_is_one_line_without_it(tmp_path, monkeypatch, ki
 def test_gpus_are_counted_among_those_that_are_visible(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-abc")
     servers = ServersConfig(count=3, gpus=[[0], [1], [4]])
-    shown = [server_environment(servers, index, "k", cpu=False)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)]
+    shown = [server_environment(servers, index, "k", ROOT, cpu=False)["CUDA_VISIBLE_DEVICES"] for index in (0, 1)]
     assert shown == ["6", "GPU-abc"]
     with pytest.raises(ServerStartError, match="names GPU 4, but CUDA_VISIBLE_DEVICES=6,GPU-abc shows 2, counted from"):
-        server_environment(servers, 2, "k", cpu=False)
+        server_environment(servers, 2, "k", ROOT, cpu=False)
 
 
 def test_only_what_the_configuration_sets_for_vllm_is_handed_on(monkeypatch):
@@ -224,7 +228,7 @@ def test_only_what_the_configuration_sets_for_vllm_is_handed_on(monkeypatch):
         "VLLM_PORT_80_TCP": "x",
     }.items():
         monkeypatch.setenv(name, value)
-    environment = server_environment(ServersConfig(env={"VLLM_LOGGING_LEVEL": "DEBUG"}), 0, "k", cpu=True)
+    environment = server_environment(ServersConfig(env={"VLLM_LOGGING_LEVEL": "DEBUG"}), 0, "k", ROOT, cpu=True)
     assert not {"VLLM_PORT", "VLLM_SERVICE_HOST", "VLLM_PORT_80_TCP"} & environment.keys()
     assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert environment["OMP_WAIT_POLICY"] == "passive"
@@ -234,14 +238,42 @@ def test_only_what_the_configuration_sets_for_vllm_is_handed_on(monkeypatch):
 def test_what_torch_compiled_outlives_the_server_where_only_we_can_write(monkeypatch, tmp_path):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(vllm_command.tempfile, "gettempdir", lambda: str(tmp_path))
-    folders = [server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CACHE_DIR"] for _ in range(2)]
+    folders = [server_environment(ServersConfig(), 0, "k", ROOT, cpu=True)["TORCHINDUCTOR_CACHE_DIR"] for _ in range(2)]
     assert folders == [str(tmp_path / f"torchtune-loop-inductor-{os.getuid()}")] * 2
     # What would be made anew for each start is not made.
-    assert server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
+    assert (
+        server_environment(ServersConfig(), 0, "k", ROOT, cpu=True)["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
+    )
     os.chmod(folders[0], 0o777)
-    assert "TORCHINDUCTOR_CACHE_DIR" not in server_environment(ServersConfig(), 0, "k", cpu=True)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in server_environment(ServersConfig(), 0, "k", ROOT, cpu=True)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/inductor")
-    assert server_environment(ServersConfig(), 0, "k", cpu=True)["TORCHINDUCTOR_CACHE_DIR"] == "/scratch/inductor"
+    assert server_environment(ServersConfig(), 0, "k", ROOT, cpu=True)["TORCHINDUCTOR_CACHE_DIR"] == "/scratch/inductor"
+
+
+def test_code_is_compiled_where_it_can_run(monkeypatch, tmp_path):
+    """vLLM's first request would fail after minutes, in words about another folder."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    noexec, root, tried = tmp_path / "tmp", tmp_path / "root", []
+    noexec.mkdir()
+    root.mkdir()
+    mapped = vllm_command.mmap.mmap
+
+    def mounted(descriptor, *rest):
+        where = os.readlink(f"/proc/self/fd/{descriptor}")
+        tried.append(where)
+        if where.startswith(str(noexec)):
+            raise PermissionError(1, "Operation not permitted")
+        return mapped(descriptor, *rest)
+
+    monkeypatch.setattr(vllm_command.mmap, "mmap", mounted)
+    monkeypatch.setattr(vllm_command.tempfile, "gettempdir", lambda: str(noexec))
+    assert compile_cache(ServersConfig(), root) == str(root / f"torchtune-loop-inductor-{os.getuid()}")
+    assert len(tried) == 2
+    with pytest.raises(ServerStartError, match=r"tmp and .*tmp are mounted noexec.*: let TORCHINDUCTOR_CACHE_DIR name"):
+        compile_cache(ServersConfig(), noexec)
+    named = ServersConfig(env={"TORCHINDUCTOR_CACHE_DIR": str(noexec / "not made yet")})
+    with pytest.raises(ServerStartError, match=r"CACHE_DIR .*not made yet is mounted noexec.*name another"):
+        server_environment(named, 0, "k", root, cpu=True)
 
 
 def test_mxfp4_on_a_cpu_that_cannot_compute_with_it_is_one_line(tmp_path, monkeypatch):

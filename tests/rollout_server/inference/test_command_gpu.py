@@ -36,7 +36,7 @@ def test_the_servers_of_every_config_for_gpus_are_what_the_configs_say(tmp_path)
         cases.append(
             {
                 "command": server_command(model, node.servers, 8000, cpu=False),
-                "environment": server_environment(node.servers, 0, "key", cpu=False) | driver,
+                "environment": server_environment(node.servers, 0, "key", Path(node.root), cpu=False) | driver,
             }
         )
     command = [GPU_PYTHON, "-P", str(SCRIPT), str(tmp_path / "results")]

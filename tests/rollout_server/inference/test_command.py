@@ -68,7 +68,7 @@ def test_only_servers_that_share_their_gpu_can_sleep(monkeypatch, tmp_path):
     assert "--enable-sleep-mode" not in server_command(model, divides, 1, cpu=False)
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     for servers, mode in ((shares, "1"), (divides, None)):
-        assert server_environment(servers, 0, "key", cpu=False).get("VLLM_SERVER_DEV_MODE") == mode
+        assert server_environment(servers, 0, "key", ROOT, cpu=False).get("VLLM_SERVER_DEV_MODE") == mode
 
 
 @pytest.mark.fault("what a server pins to sleep, and the trainer's copy, take up to twice their size of the host")
@@ -85,7 +85,7 @@ def test_only_servers_that_share_their_gpu_can_sleep(monkeypatch, tmp_path):
 )
 def test_memory_that_a_server_pins_is_not_rounded_up(monkeypatch, settings, set_to):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    environment = server_environment(ServersConfig(**settings), 0, "key", cpu=False)
+    environment = server_environment(ServersConfig(**settings), 0, "key", ROOT, cpu=False)
     assert {name: value for name, value in environment.items() if "ALLOC_CONF" in name} == set_to
 
 

@@ -260,7 +260,8 @@ class Node:
                 raise RequestError(409, f"{name} was started with another request; choose another id")
             if run is not None and run.state not in RETRIED_ENDS:
                 return run
-            return await self._open(request, retry=True)
+            unwritten = ([], []) if run is None else (run.unwritten, run.unheld)
+            return await self._open(request, unwritten, retry=True)
 
     async def collection(self, collection_id: str) -> CollectionRun:
         """Return the collection of this id; one that a restart interrupted goes on.
@@ -274,7 +275,7 @@ class Node:
             request = await self._stored_request(collection_id)
             if request is None:
                 raise RequestError(404, f"no collection {collection_id[:128]!r}; start it with POST /v1/collections")
-            return await self._open(request, retry=False)
+            return await self._open(request, ([], []), retry=False)
 
     async def _stored_request(self, collection_id: str) -> CollectionRequest | None:
         """Return the request of a collection on disk; None where there is none of this id."""
@@ -289,8 +290,20 @@ class Node:
     def _folder(self) -> Path:
         return self.root / COLLECTIONS
 
-    async def _open(self, request: CollectionRequest, retry: bool) -> CollectionRun:
-        """Read the files, and go on with the missing rollouts; ``retry``: also where it failed or was cancelled."""
+    async def _open(
+        self, request: CollectionRequest, unwritten: tuple[list[str], list[str]], retry: bool
+    ) -> CollectionRun:
+        """Read the files, write the lines that an earlier full disk refused (rollouts, and episodes that wait for their
+        group), and go on with the missing rollouts; ``retry``: also where it failed or was cancelled."""
+
+        def load() -> StoredCollection:
+            stored = StoredCollection(self._folder, request.id)
+            for lines, write in zip(unwritten, (stored.rollouts.append, stored.hold), strict=True):
+                if lines:
+                    write(lines)
+                    lines.clear()
+                    stored = StoredCollection(self._folder, request.id)
+            return stored
 
         def idle() -> None:
             if model is not None:
@@ -298,7 +311,7 @@ class Node:
 
         model: str | None = None
         try:
-            stored = await beside(StoredCollection, self._folder, request.id)
+            stored = await beside(load)
             if stored.end is None or (retry and stored.end.reason in RETRIED_ENDS):
                 model = self._check(request)
                 await beside(stored.begin, request)
@@ -314,7 +327,7 @@ class Node:
 
     def _forget_ended(self) -> None:
         """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
-        ended = [name for name, run in self._runs.items() if run.idle]
+        ended = [name for name, run in self._runs.items() if run.idle and not (run.unwritten or run.unheld)]
         for name in ended[:-MAX_ENDED_COLLECTIONS]:
             del self._runs[name]
 

@@ -218,6 +218,10 @@ class CollectionRun:
     end: CollectionEnd | None = None
     dropped_tokens: int = 0
     dropped_seconds: list[float] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)
+    """Finished rollouts that the disk would not take; written when the collection is asked for again."""
+    unheld: list[str] = field(default_factory=list)
+    """Episodes that wait for their group and that the disk would not take."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a new event, at every change that a reader waits for."""
 
@@ -332,10 +336,12 @@ class CollectionRun:
 
     async def _hold(self, key: EpisodeKey, episode: HeldEpisode) -> None:
         """Put an episode that waits for its group on disk, and count it: it is finished, but for its grade."""
+        line = episode.line(key)
         async with self._write_lock:
             try:
-                await beside(self.stored.hold, [episode.line(key)])
+                await beside(self.stored.hold, [line])
             except OSError as error:
+                self.unheld.append(line)
                 return self._disk_failed(error)
         self.stored.held[key.task_id, key.index] = episode
         self.collector.finished(key)
@@ -386,6 +392,7 @@ class CollectionRun:
             try:
                 await beside(self.stored.rollouts.append, lines)
             except OSError as error:
+                self.unwritten += lines
                 return self._disk_failed(error)
             for finished, _ in batch:
                 self.collector.finished(finished)
@@ -415,7 +422,7 @@ class CollectionRun:
 
     def _disk_line(self, error: OSError) -> str:
         path = self.stored.rollouts.path
-        cure = "free some space and ask for the collection again: it goes on from what was written"
+        cure = "free some space and ask for the collection again: nothing that was finished is lost"
         return f"cannot write {path}: {error.strerror or error}; {cure}"
 
     def _settle(self) -> None:

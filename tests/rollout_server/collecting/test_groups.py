@@ -193,6 +193,17 @@ async def test_what_was_noted_counts_where_it_could_not_be_written(policy, tmp_p
     check_groups(rollouts, calls())
 
 
+async def test_what_could_not_be_held_is_written_when_it_is_asked_for_again(policy, tmp_path, file, calls):
+    async with node(policy, tmp_path / "node", file) as running:
+        asked = request(tasks=["t_1"], rollouts_per_task=1)
+        run = await ended_where(running, asked, lambda stored: setattr(stored, "hold", full))
+        assert (run.end.reason, len(run.unheld)) == ("failed", 1)
+        rollouts, end = await running.collect(request(tasks=["t_1"], rollouts_per_task=1))
+        assert len(running.vllm.requests) == 1
+    assert (end.reason, len(rollouts)) == ("complete", 1)
+    check_groups(rollouts, calls())
+
+
 async def test_a_group_that_nothing_can_grade_ends_the_collection_all_the_same(policy, tmp_path, file, monkeypatch):
     def broken(*_):
         raise AssertionError("never foreseen")

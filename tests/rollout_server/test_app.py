@@ -215,7 +215,7 @@ async def test_a_reader_that_goes_away_is_no_error_of_the_node(running, monkeypa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
-async def test_full_disk_stops_work_that_goes_on_afterwards(policy, tmp_path):
+async def test_full_disk_stops_work_and_loses_nothing(policy, tmp_path):
     root = tmp_path / "node"
     root.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", root], capture_output=True).returncode:  # noqa: ASYNC221
@@ -235,8 +235,9 @@ async def test_full_disk_stops_work_that_goes_on_afterwards(policy, tmp_path):
                 await local.call(lambda: list(local.client.rollouts("c1")))
             assert local.node.status()["running"] == 0
             there, _ = await local.call(read_all, local.client, "c1")
-            with pytest.raises((RolloutNodeError, CollectionFailed), match="cannot write"):
-                await local.call(lambda: [local.client.start_collection(request), *local.client.rollouts("c1")])
+            with pytest.raises(RolloutNodeError, match="cannot write") as refused:
+                await local.call(local.client.start_collection, request)
+            assert refused.value.status == 507
             ballast.unlink()
             rollouts, end = await local.collect(request)
             assert end.reason == "complete"

@@ -31,6 +31,12 @@ def test_full_minibatches_leave_the_rest_to_the_last(count, size):
     assert order == [sample.rollout_id for part in minibatches(samples, None, 4) for sample in part]
 
 
+def test_each_seed_gives_an_order_of_its_own():
+    samples = make_samples([5] * 12)
+    orders = {tuple(s.rollout_id for part in minibatches(samples, 4, seed) for s in part) for seed in range(3)}
+    assert len(orders) == 3
+
+
 def test_a_minibatch_holds_whole_episodes():
     samples = [replace(s, episode_id=f"episode-{n % 7}", segment=n // 7) for n, s in enumerate(make_samples([5] * 20))]
     parts = minibatches(samples, 2, 3)

@@ -111,7 +111,7 @@ def test_a_node_that_is_not_there_is_named(tmp_path, tune_here):
     url = f"http://127.0.0.1:{free_port()}"
     config = replay_config(tmp_path, iterations=1, rollout_node={"url": url, "start_deadline_s": 1.0})
     status, output = tune_here(config, ROLLOUT_SERVER_TOKEN="secret")
-    check(config, status, output, url, "does not answer")
+    check(config, status, output, f"no rollout node at {url}", "fix the URL")
 
 
 @pytest.mark.skipif(not ENGINE.exists(), reason="needs .venv-appworld (make setup)")

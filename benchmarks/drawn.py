@@ -226,6 +226,12 @@ def made_up(tokens: int, known: int) -> list[Sample]:
     ]
 
 
+def judge_of(logprobs: list[float], tolerance: float, mean_tolerance: float | None = None) -> Canary:
+    """Return a canary of these log-probs; the tokens that they are of are made up, and nobody is asked for them."""
+    made_up_ids = list(range(len(logprobs) + 1))
+    return Canary(made_up_ids, made_up_ids[1:], logprobs, tolerance, mean_tolerance)
+
+
 def packing_gap(own: Learner) -> float:
     """Mean difference in nats between sequences in one row and one at a time, under a random adapter.
 
@@ -246,7 +252,7 @@ def packing_gap(own: Learner) -> float:
 
     alone, packed, without = flat([[s] for s in samples], 1), flat([samples], 1), flat([samples], 0)
     own.versions.forget(1)
-    judge = Canary([], [], alone, TOLERANCE)
+    judge = judge_of(alone, TOLERANCE)
     if objection := judge.objection(packed):
         raise SystemExit(f"a packed row {objection.replace('trainer', 'same model')}, one sequence at a time")
     refused("the row without its adapter", judge.objection(without))

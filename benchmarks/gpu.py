@@ -297,14 +297,13 @@ def exactness(device: torch.device) -> dict[str, float]:
 def small_run(device: torch.device) -> dict[str, float]:
     """Measure a run of the recipe with a server of its own: seconds, and the gap between sampler and learner in nats,
     which must be small, and with an adapter that nobody sampled with must be refused."""
-    from drawn import FOR_UPDATES, composed, learner, process_group, refused
+    from drawn import FOR_UPDATES, composed, judge_of, learner, process_group, refused
 
     from loop_formats.run_files import read_rollouts
     from loop_formats.run_folder import read_metrics
     from loop_recipes.config.loop_config import LoopConfig, read_config
     from loop_recipes.engine.diagnostics import tolerances
     from loop_recipes.engine.samples import Sample
-    from rollout_server.policies.canary import Canary
     from support.small_runs import random_adapter
 
     config = "tiny_gpu" if device.type == "cuda" else "tiny_cpu"
@@ -325,7 +324,7 @@ def small_run(device: torch.device) -> dict[str, float]:
         right, wrong = (own.update.scorer.logprobs(samples, version) for version in (0, 1))
     sampled = torch.cat([sample.sampler_logprobs for sample in samples])
     limits = tolerances(own.conf.sampler_gap)
-    judge = Canary([], [], sampled.tolist(), limits["tolerance"], limits["mean_tolerance"])
+    judge = judge_of(sampled.tolist(), limits["tolerance"], limits["mean_tolerance"])
     own_logprobs, other = (torch.cat([of[s.rollout_id] for s in samples]) for of in (right, wrong))
     if objection := judge.objection(own_logprobs.tolist()):
         raise SystemExit(f"the learner {objection}")

@@ -146,7 +146,7 @@ def test_a_node_elsewhere_needs_a_token_and_an_answer(workspace, monkeypatch):
     monkeypatch.delenv("ROLLOUT_SERVER_TOKEN", raising=False)
     refused(cfg, "ROLLOUT_SERVER_TOKEN must hold the rollout node's bearer token")
     monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", "secret")
-    with pytest.raises(RuntimeError, match=r"the rollout node at http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(RuntimeError, match=r"no rollout node at http://127\.0\.0\.1:9 .*fix the URL"):
         start(cfg)
 
 

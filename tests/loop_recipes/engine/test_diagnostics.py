@@ -7,6 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
+from loop_formats.schema import from_mapping
 from loop_recipes.config.loop_config import GapConfig
 from loop_recipes.engine.diagnostics import CANARY_TOKENS, flops_metrics, gap_metrics, judged_gap, out_of_memory
 from loop_recipes.engine.model import meta_model
@@ -35,7 +36,7 @@ def test_each_new_version_comes_with_the_log_probs_of_its_own_weights(tmp_path, 
     assert published.pop(0)[1] is None, "nothing was sampled yet"
     assert list(published) == [1, 2]
     for folder, data in published.values():
-        canary = Canary.from_dict(data, max_context=512)
+        canary = from_mapping(Canary, data, "canary")
         assert 1 < len(canary.positions) <= CANARY_TOKENS
         expected = reference_logprobs(tmp_path / "base", folder, canary.token_ids)
         for position, logprob in zip(canary.positions, canary.logprobs, strict=True):

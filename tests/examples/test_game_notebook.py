@@ -50,6 +50,15 @@ async def test_the_notebook_runs_to_its_end_with_the_tiny_policy(tmp_path, monke
     assert all(f"{name} = " in CELLS[0] and f"{name} = " in first for name in ("MODEL", "WORDS"))
     await run([first, *CELLS[1:]])
     shown = capsys.readouterr().out
-    assert "iteration  1  reward 0." in shown
-    assert "| before | T=0 |" in shown
+    assert "| before | T=0 |" in (tmp_path / "runs/notebook/evaluation/report.md").read_text()
+    assert (tmp_path / "runs/notebook/learning_curve.png").is_file()
     assert "user: Guess a number between" in shown
+
+
+def test_the_notebook_is_stored_with_its_outputs():
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    shown = json.dumps([cell["outputs"] for cell in cells])
+    assert "image/png" in shown
+    assert "right:    solve(task) earns 1 on average" in shown
+    assert "| after | T=1 |" in shown
+    assert str(Path.home()) not in shown

@@ -81,7 +81,7 @@ async def check_conformance(
         hostile_actions: each is played in an episode of its own, and all of them in one.
 
     Raises:
-        NotConforming: it breaks the protocol.
+        NotConforming: the pool breaks the protocol.
     """
     _require(isinstance(pool, EnvironmentPool), f"{type(pool).__name__} lacks methods of EnvironmentPool")
     open_before = pool.status().open_worlds

@@ -247,7 +247,7 @@ def description_of(name: str, pool: object) -> Description:
         pool: whose attribute ``description`` it is; need not be open.
 
     Raises:
-        ValueError: it does not describe itself as it should; names it.
+        ValueError: the environment's description is wrong; names the environment.
     """
     try:
         described = getattr(pool, "description", Description())

@@ -29,7 +29,7 @@ def plain_messages(messages: Any) -> list[Message]:
     """Return the opening of an episode in plain values.
 
     Raises:
-        ValueError: it is not an opening; names the fault.
+        ValueError: the value is not an opening; names the fault.
     """
     opening = [_instance("an opening message", message, Message) for message in _sequence("the opening", messages)]
     for message in opening:
@@ -42,7 +42,7 @@ def plain_result(result: Any) -> StepResult:
     """Return the answer to an action in plain values.
 
     Raises:
-        ValueError: it is not a StepResult; names the field.
+        ValueError: the value is not a StepResult; names the field.
     """
     _instance("what step returned", result, StepResult)
     return StepResult(

@@ -32,7 +32,7 @@ def words(key: str, value: Any) -> list[str]:
     """Return a list of words, whole numbers among them as text.
 
     Raises:
-        ValueError: it is one text, or something that is not a word; names ``key`` and the cure.
+        ValueError: the value is one text, or holds something that is not a word; names ``key`` and the cure.
     """
     if isinstance(value, str):
         raise ValueError(f"{key} must be a list of words: write {json.dumps(shlex.split(value))}, not {value!r}")
@@ -45,7 +45,7 @@ def variables(key: str, value: Any) -> dict[str, str]:
     """Return environment variables, whole numbers among them as text.
 
     Raises:
-        ValueError: it is not a mapping of such values; names ``key`` and the cure.
+        ValueError: the value is not a mapping of texts and whole numbers; names ``key`` and the cure.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{key} must be a mapping of names to texts, not {value!r}")

@@ -173,7 +173,7 @@ class Environment(Protocol):
         """Run the action in an assistant message and return its result.
 
         Raises:
-            EnvironmentTimeout: it took too long; the episode is graded.
+            EnvironmentTimeout: the action took too long; the episode is graded.
             EnvironmentCrashed: the world is lost by no fault of the agent; the attempt is repeated.
         """
 

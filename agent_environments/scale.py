@@ -37,7 +37,7 @@ class Scale:
         """Return the reward in [0, 1].
 
         Raises:
-            ValueError: it is not on the scale.
+            ValueError: the reward is not on the scale.
         """
         share = (reward - self.low) / (self.high - self.low)
         if not -ROUNDING <= share <= 1.0 + ROUNDING:

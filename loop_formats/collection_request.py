@@ -30,7 +30,7 @@ def check_temperature(temperature: float) -> None:
     """Check that tokens can be sampled at ``temperature``.
 
     Raises:
-        ConfigError: it is neither 0 nor in vLLM's range.
+        ConfigError: the temperature is neither 0 nor in vLLM's range.
     """
     within = temperature == 0 or MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE
     bounds = f"0, which is greedy, or from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"

@@ -72,7 +72,7 @@ def made_folder(key: str, folder: Path) -> Path:
     """Return the folder that ``key`` names, which is made if need be.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def check_value(key: str, kind: object, value: object) -> None:
     """Check a value as that of a section's key of the type ``kind``, where JSON can say it.
 
     Raises:
-        ConfigError: it is of another type, or not finite.
+        ConfigError: the value is of another type, or not finite.
     """
     path, _, name = key.rpartition(".")
     section = dataclasses.make_dataclass("Section", [(name, kind)])

@@ -50,7 +50,7 @@ def call(
 
     Raises:
         through: exceptions of these types pass through as they are.
-        DeadlinePassed: it took longer than ``deadline_s``, or was ended by SIGALRM before.
+        DeadlinePassed: the call took longer than ``deadline_s``, or was ended by SIGALRM before.
         Raised: it raised anything else, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of its own
             included.
     """

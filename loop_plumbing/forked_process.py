@@ -419,7 +419,7 @@ class ForkedProcess:
         """Send a request and return its answer, unread. A call that is cancelled is interrupted.
 
         Raises:
-            DeadlinePassed: it took longer and could not be interrupted; the process was ended.
+            DeadlinePassed: the call took longer and could not be interrupted; the process was ended.
             ProcessEnded: the process ended, or sent what is not an answer and was ended.
             away: the server ended.
         """

@@ -74,8 +74,8 @@ async def read_body(request: web.Request, arrived: Callable[[int], None] = lambd
     """Return the body of a request; ``arrived`` gets the number of bytes of each chunk, and may raise.
 
     Raises:
-        TimeoutError: it does not arrive in time.
-        BadBody: it is not encoded as it says.
+        TimeoutError: the body does not arrive in time.
+        BadBody: the body is not encoded as its header says.
         web.HTTPRequestEntityTooLarge: it is larger than the application takes.
     """
     body, most = bytearray(), request.client_max_size
@@ -129,7 +129,7 @@ class Site(web.BaseSite):
     """Listens at ``host`` and ``port`` (0: any that is free) for an application, as this module's head says.
 
     Raises (when started):
-        OSError: it cannot listen there.
+        OSError: the address is taken or not this machine's.
     """
 
     def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:

@@ -26,8 +26,8 @@ def open_text(file: Path) -> IO[str]:
     """Open a text of others to read: in UTF-8, or in UTF-16 with its mark, gzipped or not.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is in another encoding, or unpacks to more than :func:`most_unpacked`; names the file.
+        OSError: the file cannot be read.
+        ValueError: the text is in another encoding, or unpacks to more than :func:`most_unpacked`; names the file.
     """
     content = file.read_bytes()
     try:
@@ -52,8 +52,8 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line of a JSONL file. Empty lines and a byte order mark are passed over.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is in another encoding, or a line is not JSON; names file and line.
+        OSError: the file cannot be read.
+        ValueError: the text is in another encoding, or a line is not JSON; names file and line.
     """
     with open_text(file) as opened:
         for number, line in enumerate(opened, 1):  # not splitlines: a text in JSON may hold other ends of lines

@@ -37,7 +37,7 @@ def load(target: str) -> Any:
     """Import ``module:attribute``.
 
     Raises:
-        ImportError, AttributeError: there is no such module, or it has no such attribute.
+        ImportError, AttributeError: the module does not exist, or lacks the attribute.
     """
     return importlib.metadata.EntryPoint(name="", value=target, group="").load()
 

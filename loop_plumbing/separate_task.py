@@ -38,7 +38,7 @@ async def in_separate_task(work: Callable[[], Awaitable[T]]) -> T:
     """Return the result of ``await work()``.
 
     Raises:
-        RaisedThere: it raised anything at all, the cancellation of its task included.
+        RaisedThere: the work raised anything at all, the cancellation of its task included.
         CancelledError: the caller was cancelled; so was the work, and it has ended, or had :data:`LEAVE_S` to.
     """
     task = asyncio.create_task(_caught(work))

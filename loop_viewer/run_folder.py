@@ -84,7 +84,7 @@ class RunFolder:
 
         Raises:
             KeyError: no run has that name.
-            ValueError: it cannot be shown.
+            ValueError: the run cannot be shown.
         """
         if name not in self._opened:
             path, within = (self.path, self._paths) if name == EVERYTHING else (self.runs()[name], ())

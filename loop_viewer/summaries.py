@@ -65,7 +65,7 @@ def read_listed(line: bytes) -> Listed:
     """Read a rollout's line for a list.
 
     Raises:
-        ValueError: it is not a rollout; says where.
+        ValueError: the line is not a rollout; says where.
     """
     try:
         try:

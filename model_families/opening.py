@@ -36,7 +36,7 @@ def check_served_as(folder: str | Path, base: BaseModel, max_context: int, dtype
     """Check that a server of ``base`` can hold ``max_context`` tokens, and compute in ``dtype``.
 
     Raises:
-        ValueError: it has fewer positions, or a sliding window cuts them, or its weights are of four bits.
+        ValueError: the model has fewer positions, or a sliding window cuts them, or its weights are of four bits.
     """
     if max_context > base.positions:
         raise ValueError(

@@ -31,7 +31,7 @@ def ask(arguments: list[str], program: str) -> None:
 
     Raises:
         ConfigError: no node runs in that folder, or nothing holds its secret.
-        NodeUnreachable: it does not answer.
+        NodeUnreachable: the node does not answer.
     """
     word, *rest = arguments
     about = {

@@ -293,7 +293,7 @@ class RolloutStream:
     connection the stream goes on at the cursor.
 
     Raises (while iterating):
-        CollectionFailed: it failed or was cancelled; raised after all finished rollouts have been yielded.
+        CollectionFailed: the collection failed or was cancelled; raised after all finished rollouts have been yielded.
         NodeUnreachable: the node stayed away for ``reconnect_s``.
         RolloutNodeError: the node knows no such collection.
     """

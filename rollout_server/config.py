@@ -192,7 +192,7 @@ def read_file(file: Path) -> dict[str, Any]:
     """Return a YAML's keys as written (:func:`as_written`). Keys, and values that match :data:`_A_TEXT`, are texts.
 
     Raises:
-        ConfigError: it cannot be read, or is not a mapping.
+        ConfigError: the file cannot be read, or is not a mapping.
     """
     try:
         OmegaConf.load(file)  # names the place of a mistake, before quotes move it

@@ -46,7 +46,7 @@ class NodeProcess:
         RolloutClient.wait_ready).
 
         Raises:
-            NodeDied: it ended, or did not listen before the deadline.
+            NodeDied: the node ended, or did not listen before the deadline.
         """
         self._yaml.parent.mkdir(parents=True, exist_ok=True)
         write_node_config(self._config, self._yaml)

@@ -71,7 +71,7 @@ def require_installed(name: str, agent: Agent, program: str, path: str | None) -
     """Check that the agent's program is installed.
 
     Raises:
-        FileNotFoundError: it is not; names the command that installs it.
+        FileNotFoundError: the program is not installed; names the command that installs it.
     """
     if shutil.which(program, path=path) is None:
         raise FileNotFoundError(
@@ -90,7 +90,7 @@ class TaskFiles:
         """Return the folder of a task.
 
         Raises:
-            FileNotFoundError: it is not below the root; names it.
+            FileNotFoundError: the folder is not below the root; names it.
         """
         below = Path(task_id)
         if below.is_absolute() or ".." in below.parts or not (self.root / below).is_dir():

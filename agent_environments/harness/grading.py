@@ -69,7 +69,7 @@ class GradedByCommand(Grader):
         """Check that the command is there, before any agent has started.
 
         Raises:
-            FileNotFoundError: there is no such program or script.
+            FileNotFoundError: the program or script does not exist.
         """
         require_program("grade_command", self._command)
         require_script("grade_command", self._command, "it starts where the node does", [self._here])

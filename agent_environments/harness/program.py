@@ -49,7 +49,7 @@ async def run_program(
         stop: an event that ends the command.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(GRACE_S), *command]
     with contextlib.ExitStack() as unread:

@@ -100,7 +100,7 @@ class RemoteEnvironment:
         """Run the message's command.
 
         Raises:
-            EnvironmentTimeout: it took too long; the episode is over.
+            EnvironmentTimeout: the command took too long; the episode is over.
             EnvironmentCrashed: the worlds died by no fault of this episode.
         """
         if self._task_id is None or self._over:

@@ -157,7 +157,7 @@ class FunctionTool(OwnFunction, Tool):
         """Return the arguments as the function wants them.
 
         Raises:
-            WrongArguments: it does not take them.
+            WrongArguments: the function does not take these arguments.
         """
         try:
             checked = self._model.model_validate(dict(arguments))
@@ -215,7 +215,7 @@ def result_text(result: Any, deadline_s: float) -> str:
     """Return a function's result as text.
 
     Raises:
-        ToolError: it cannot be shown. Raised, DeadlinePassed: a method of it raised, or took too long.
+        ToolError: the result has no text. Raised, DeadlinePassed: a method of it raised, or took too long.
     """
     try:
         return str(deadline.call(as_text, {"result": result}, deadline_s, through=(ValueError,)))
@@ -227,7 +227,7 @@ def callable_of(function: Any) -> Callable[..., Any]:
     """Return the function that a call of a decorated one runs: for a static method, the function itself.
 
     Raises:
-        ValueError: it is not a function, or it yields.
+        ValueError: the decorated object is not a function, or is a generator.
     """
     called = function.__func__ if isinstance(function, staticmethod) else function
     if not callable(called) or isinstance(called, type):

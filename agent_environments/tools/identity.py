@@ -28,7 +28,7 @@ def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         ``tasks``: the digest of the tasks, every field included.
 
     Raises:
-        ValueError: there is no such module.
+        ValueError: the module does not exist.
     """
     return {"code": code_digest(module), "tasks": tasks_digest(tasks, f"{_place_of(module)[1]}/")}
 
@@ -40,7 +40,7 @@ def code_digest(module: str) -> str:
     counts as a change.
 
     Raises:
-        ValueError: there is no such module.
+        ValueError: the module does not exist.
     """
     file, folder, own = _place_of(module)
     digests: dict[str, str] = {}

@@ -74,7 +74,7 @@ class Lease:
         """Let ``what`` work on the instance meanwhile; if it takes too long, the instance stays half changed.
 
         Raises:
-            EnvironmentTimeout: it took too long, or the instance is gone.
+            EnvironmentTimeout: the work took too long, or the instance is gone.
         """
         if self.lost:
             raise EnvironmentTimeout("the instance is gone, with its process")
@@ -147,7 +147,7 @@ class InstancePool:
         """Fork a process in place of one that has ended.
 
         Raises:
-            EnvironmentCrashed: it could not be made.
+            EnvironmentCrashed: the process could not be made.
         """
         self._replaced += 1
         return await self._fork()

@@ -80,7 +80,7 @@ def load_module(name: str, tasks: object = None, alone: bool = False) -> ToolMod
         alone: this process serves no other module, so the modules beside the file stay what its functions import.
 
     Raises:
-        ValueError: it cannot be imported, or a part is missing, twice there or wrong; one line.
+        ValueError: the module cannot be imported, or a part is missing, wrong or there twice; one line.
     """
     file = Path(name).resolve() if name.endswith(".py") else None
     with neighbours_of(file, alone) if file is not None and file.is_file() else contextlib.nullcontext():

@@ -154,7 +154,7 @@ class Reward(OwnFunction):
 
         Raises:
             Raised, DeadlinePassed: the function raised, or took too long.
-            NoGrade: it returned something else than a list of a value for each.
+            NoGrade: the reward returned something else than a list of one value for each episode.
         """
         size = len(episodes["answers"])
         result = self._called({**task, **episodes})

@@ -37,7 +37,7 @@ def turns_of(solution: object) -> Generator[Any, Any, Any]:
         solution: the result of ``solve``: a turn, several in a list, or a generator of turns.
 
     Raises:
-        ValueError: it returned anything else.
+        ValueError: ``solve`` returned anything else.
     """
     if inspect.isgenerator(solution):
         return solution
@@ -51,7 +51,7 @@ def written(turn: object) -> str:
     """Return a turn's text: as it is, or the calls that it makes.
 
     Raises:
-        ValueError: it is not a turn.
+        ValueError: the value is not a turn.
     """
     if isinstance(turn, str):
         return turn

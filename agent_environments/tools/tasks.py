@@ -79,7 +79,7 @@ class TaskTable:
         """Move so many groups of tasks to the split :data:`HELD_OUT`. The same tasks always give the same split.
 
         Raises:
-            ValueError: there is another split than :data:`SPLIT`, or no group would be left in it.
+            ValueError: the tasks have another split than :data:`SPLIT`, or no group would be left in it.
         """
         if self.splits != [SPLIT]:
             raise ValueError(f"held_out is for tasks without splits; there are {', '.join(self.splits)}")

@@ -118,7 +118,7 @@ def as_text(result: object) -> str:
     JSON has only a text for it (a date, a path, a name of an enumeration), as that text.
 
     Raises:
-        ValueError: it cannot be read, such as an object without a text of its own.
+        ValueError: the result has no text, such as an object without one of its own.
     """
     if result is None:
         return "done"

@@ -414,7 +414,7 @@ class AppWorldPool:
 
         Raises:
             EnvironmentCrashed: it was late. The protocol's own deadline for grades would make the state ungradable.
-            WorldLost: it does not start.
+            WorldLost: the server does not start.
         """
         try:
             async with asyncio.timeout(GRADER_START_S):

@@ -197,7 +197,7 @@ class WorldEpisode:
         """Answer API requests until the interpreter sends ``key``.
 
         Raises:
-            InterpreterDied: it ended, or broke the protocol.
+            InterpreterDied: the interpreter ended, or broke the protocol.
             EndOfEpisode, ChannelClosed: the owner asks for the end, or hung up.
         """
         while True:

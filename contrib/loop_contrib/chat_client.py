@@ -136,7 +136,7 @@ class AddressClient(Generic[Answer]):
 
         Raises:
             ConversationTooLong: for the service's model.
-            NoCompletion: it refuses the request, goes on to answer with something else, or the patience is over.
+            NoCompletion: the service refuses the request, keeps answering with something else, or the patience is over.
         """
         began, warned, made, silent, odd = time.monotonic(), False, 0, 0, 0
         busy_since: float | None = None

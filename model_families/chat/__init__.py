@@ -21,7 +21,7 @@ def open_chat(
         observation_role: None for what suits ``thinking``.
 
     Raises:
-        ValueError: there is no template, its form cannot be trained, or these settings do not fit it; one line.
+        ValueError: the folder has no template, its form cannot be trained, or these settings do not fit it; one line.
     """
     tokens = read_tokenizer(model_dir)
     if ChatTemplate(model_dir).text is None:

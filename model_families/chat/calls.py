@@ -44,7 +44,7 @@ class CallForm(ABC):
         """Return the text before the calls, and the calls.
 
         Raises:
-            ValueError, KeyError, RecursionError: there are calls, and not in this form.
+            ValueError, KeyError, RecursionError: the text has calls of another form.
         """
 
 

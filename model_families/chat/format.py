@@ -95,7 +95,7 @@ class ChatFormat(TextTokens):
             form that environments speak.
 
     Raises:
-        ValueError: there is no template, text could forge a turn of it, or it has no such way of thinking.
+        ValueError: the folder has no template, text could forge a turn of it, or it has no such way of thinking.
     """
 
     thinking: Thinking | None = None

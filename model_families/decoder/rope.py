@@ -73,7 +73,7 @@ def turns_neighbours(rope: nn.Module | None) -> bool:
     """Return whether a decoder's rotary positions turn neighbouring channels, as torchtune's Llama does.
 
     Raises:
-        ValueError: they are of a kind of which that is not known.
+        ValueError: the positions are of an unknown kind.
     """
     if isinstance(rope, Qwen2RotaryPositionalEmbeddings):
         return False

@@ -40,7 +40,7 @@ def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
     """Read the shape of each weight in ``folder`` by its name there, of one in MXFP4 as it is when it is read.
 
     Raises:
-        ValueError: there are none, or a file is damaged.
+        ValueError: the folder has no weights, or a file is damaged.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):

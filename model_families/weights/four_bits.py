@@ -75,7 +75,7 @@ class FourBits:
         """Check that they are multiplied with in half precision.
 
         Raises:
-            ValueError: they are not; one line.
+            ValueError: the layers multiply in another precision; one line.
         """
         if not half:
             raise ValueError(
@@ -102,7 +102,7 @@ def read_four_bits(settings: Mapping[str, Any], weights: Mapping[str, tuple[int,
         weights: of the model, by their names in Hugging Face's files; None if transformers is to build it.
 
     Raises:
-        ValueError: it is another format than W4A16, or a layer has no place in it.
+        ValueError: the config is of another format than W4A16, or a layer has no place in it.
     """
     if weights is None:
         raise ValueError(

@@ -91,7 +91,7 @@ def read_header(file: Path) -> Mapping[str, StoredTensor]:
     """Read the tensors of a file by name, in the order of their bytes; read once as long as the file stays the same.
 
     Raises:
-        ValueError: it is not a whole file of weights.
+        ValueError: the file does not hold whole weights.
     """
     try:
         state = file.stat()

@@ -52,7 +52,7 @@ def _renamed(name: str, prefix: str, names: dict[str, str], kind: str) -> str:
     """Return ``name`` without ``prefix``, with which it begins, and with its part inside a layer renamed.
 
     Raises:
-        ValueError: it is not one of ``names``.
+        ValueError: the name is not one of ``names``.
     """
     match = _LAYER.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
     if match is None or match[2] not in names:

@@ -131,7 +131,7 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
     this process alone, which passes each further one on.
 
     Raises:
-        StepFailed: it ended with another status than 0, or not before the deadline.
+        StepFailed: the command ended with another status than 0, or not before the deadline.
         KeyboardInterrupt: this process was interrupted, or got SIGTERM.
     """
     grace = GRACE_S if log else LONGEST_UPDATE_S

@@ -119,7 +119,7 @@ class PolicyClient(Protocol):
             after: turns and their observations: those that a branch replays, or those left of a longer history.
 
         Raises:
-            ContextFull: they leave no room for a turn.
+            ContextFull: the messages leave no room for a turn.
         """
 
     async def speak(self, seed: int) -> PolicyTurn:

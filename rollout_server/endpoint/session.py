@@ -137,7 +137,7 @@ class Session:
         """Act in the episode's world, one step at a time; a step that ends the episode ends the session's calls.
 
         Raises:
-            ApiError: there is no world, the episode is over, or the world is lost.
+            ApiError: the session has no world, the episode is over, or the world is lost.
         """
         world = self.world
         if not world.harness.has_world:

@@ -177,7 +177,7 @@ class VllmServer:
         """Have the server give back its GPU's memory: weights go to the host's, the KV cache is dropped.
 
         Raises:
-            ServerStartError: it does not do it. Otherwise errors of :meth:`work`.
+            ServerStartError: the server does not sleep. Otherwise errors of :meth:`work`.
         """
         self.note_activity("falls asleep")
         # Clients that still wait for tokens ask again, once it is awake.
@@ -210,7 +210,7 @@ class VllmServer:
         """Start the process (ours only) and wait until it has answered a first request.
 
         Raises:
-            ServerStartError: it ended first, or hangs; with its own last error.
+            ServerStartError: the server ended first, or hangs; with its own last error.
         """
         self.condemned = None
         self.suspect.clear()
@@ -272,7 +272,7 @@ class VllmServer:
         """Return the outcome of ``work()``, which the server's processes do.
 
         Raises:
-            ServerEnded: they have ended. ServerHangs: they stopped moving, or ``limit_s`` are over.
+            ServerEnded: the processes have ended. ServerHangs: they stopped moving, or ``limit_s`` are over.
         """
         if self._process is None:
             raise ServerEnded(f"{self.name} is being replaced")

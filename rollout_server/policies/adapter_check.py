@@ -137,7 +137,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read the config of a PEFT adapter, which must be plain LoRA as vLLM and the learner apply it alike.
 
     Raises:
-        AdapterError: it is not; the first reason.
+        AdapterError: the adapter is not plain LoRA; names the first reason.
     """
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ class Placement:
         A server that fails while another succeeds is replaced, and gets the adapter as it comes back.
 
         Raises:
-            AdapterError: it must not be served.
+            AdapterError: the adapter must not be served.
             ServerUnavailable: no server could be asked.
         """
         servers = self._group.ready

@@ -77,7 +77,7 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
     """Read (dataset, early and late) of a run's or an evaluation's folder, or the one period of a single log.
 
     Raises:
-        ValueError: there are no rollouts.
+        ValueError: the folder has no rollouts.
     """
     logs = [log for log in find_logs(run) if any(read_lines(log))]
     if not logs:

@@ -96,7 +96,7 @@ class PythonSessions:
         options: ``python``, ``shell``, or a mapping of :class:`CodeLimits`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the value is neither.
     """
 
     def __init__(self, options: object) -> None:

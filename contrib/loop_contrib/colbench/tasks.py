@@ -16,7 +16,7 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
     """Read the tasks of a JSONL file, in its order; the n-th is named ``<split><n>_1``.
 
     Raises:
-        ValueError: there is no such file, or a line is not a task; says which.
+        ValueError: the file does not exist, or a line is not a task; says which.
     """
     tasks: list[ColBenchTask] = []
     with raised_as(ValueError, f"cannot read the tasks of split {split!r}: ", OSError):

@@ -65,8 +65,8 @@ class Containers:
         """Look for the back end, and remove the containers of processes that are gone.
 
         Raises:
-            FileNotFoundError: it is not installed.
-            EnvironmentCrashed: it does not work, such as a client without a daemon; one line.
+            FileNotFoundError: the back end is not installed.
+            EnvironmentCrashed: the back end does not work, such as a client without a daemon; one line.
         """
         self.find()
         code, _, errors = await self.call("info")
@@ -90,7 +90,7 @@ class Containers:
         """Return the image of a task; pulls or builds it where it is not there.
 
         Raises:
-            EnvironmentCrashed: it cannot be had; the last line of what the back end says.
+            EnvironmentCrashed: the image cannot be had; the last line that the back end prints.
         """
         name = task.image or f"localhost/{NAMED}:{task.digest('environment')}"
         if (await self.call("image", "inspect", name))[0]:
@@ -160,8 +160,8 @@ class Containers:
         """End a container; its files can still be taken out.
 
         Raises:
-            Unusable: it does not end, and is still there.
-            EnvironmentCrashed: it is gone.
+            Unusable: the container does not end, and is still there.
+            EnvironmentCrashed: the container is gone.
         """
         code, _, errors = await self.call("stop", name)
         if code and await self.is_running(name):
@@ -175,7 +175,7 @@ class Containers:
         """Return what a call prints.
 
         Raises:
-            EnvironmentCrashed: it failed.
+            EnvironmentCrashed: the call failed.
         """
         code, output, error = await self.call(*words)
         if code:
@@ -186,7 +186,7 @@ class Containers:
         """Make a call; returns its exit status, output and errors.
 
         Raises:
-            TooLong: it takes longer than ``limit_s``.
+            TooLong: the call takes longer than ``limit_s``.
             EnvironmentCrashed: somebody on this machine has killed the client.
         """
         process = await asyncio.create_subprocess_exec(
@@ -211,7 +211,7 @@ class Containers:
         """Return the files at a path of an ended container as a tar file whose top is ``path``; None without any.
 
         Raises:
-            Unusable: it holds more than ``most_bytes``, or more than :data:`MOST_FILES` files.
+            Unusable: the tar file holds more than ``most_bytes``, or more than :data:`MOST_FILES` files.
             EnvironmentCrashed: as of :meth:`call`.
         """
         return await asyncio.to_thread(self._take, name, path, most_bytes)
@@ -252,7 +252,7 @@ class Containers:
         """Unpack what :meth:`take` has taken, in another container.
 
         Raises:
-            Unusable: it cannot be unpacked there.
+            Unusable: the tar file cannot be unpacked there.
         """
         words = [self.client, "cp", "-", f"{name}:/"]
         done = await asyncio.to_thread(subprocess.run, words, stdin=files, capture_output=True)

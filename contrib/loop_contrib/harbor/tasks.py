@@ -71,7 +71,7 @@ class HarborTask:
         """Return the commands of a shell that write the files of ``solution/`` and run its ``solve.sh``.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: the task has no solution.
             UnicodeDecodeError: a file is not text.
         """
         if not (self.folder / "solution" / "solve.sh").is_file():
@@ -166,7 +166,7 @@ def check_artifact(path: object) -> str:
     """Return the path of what is graded.
 
     Raises:
-        ValueError: it is relative, or holds what the grader's container has of its own, such as ``/tests``.
+        ValueError: the path is relative, or holds what the grader's container has of its own, such as ``/tests``.
     """
     place = PurePosixPath(str(path))
     if not place.is_absolute() or ".." in place.parts:

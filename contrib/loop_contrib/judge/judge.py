@@ -39,8 +39,8 @@ class Judge:
         """Return the answer to a text.
 
         Raises:
-            ValueError: it has none to this text, though it is there: perhaps what the agent wrote is in its way.
-            EnvironmentCrashed: it is away, or busy for too long.
+            ValueError: the judge is there and has no answer to this text, perhaps because of what the agent wrote.
+            EnvironmentCrashed: the judge is away, or busy for too long.
         """
         try:
             with deadline.paused():

@@ -149,7 +149,7 @@ class McpServer:
 
         Raises:
             ToolError: the tool failed, or the server died.
-            DeadlinePassed: it took longer than ``deadline_s``.
+            DeadlinePassed: the call took longer than ``deadline_s``.
         """
         connection = self._connect()
         try:

@@ -110,7 +110,7 @@ class OpenEnvPool(ServicePool):
         """Compare the config's fields with the schema of the service, if it has one.
 
         Raises:
-            ValueError: it has no such field; names those that there are.
+            ValueError: the schema lacks a field; names the fields that it has.
         """
         try:
             schema = await self.request("GET", "/schema")

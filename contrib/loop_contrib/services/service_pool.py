@@ -119,7 +119,7 @@ class ServicePool(RemotePool):
         """Ask the service for its tasks.
 
         Raises:
-            EnvironmentCrashed: it cannot be reached, or does not speak the protocol.
+            EnvironmentCrashed: the service cannot be reached, or does not speak the protocol.
         """
         token = read_secret(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -31,7 +31,7 @@ def critic_adapter(run: Path) -> Path:
     """Return the newest adapter of a run.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the run has no adapter.
     """
     adapter = newest_adapter(run)
     if adapter is None:
@@ -44,7 +44,7 @@ def adapter_from_the_start(run: Path, before: str | None) -> Path:
     meanwhile must not change the credits of a run that goes on.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the run has no adapter.
     """
     run = run.resolve()
     return Path(before) if before is not None and Path(before).parents[1] == run else critic_adapter(run)
@@ -54,7 +54,7 @@ def stored_config(run: Path) -> SftConfig:
     """Read the config of a run of `sft_appworld`.
 
     Raises:
-        ConfigError: it is not such a run.
+        ConfigError: the folder is not such a run.
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is not a folder of a run: it holds no config.yaml; {TRAINS_ONE}")
@@ -66,7 +66,7 @@ def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
     """Read the config of a run that trained a critic of turns, and its loss.
 
     Raises:
-        ConfigError: it is not such a run.
+        ConfigError: the folder is not such a run.
     """
     conf = stored_config(run)
     if check_component("loss", conf.loss) is not TurnAdvantage:
@@ -78,7 +78,7 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
     """Read the config of a run of `sft_appworld`, and build its learner as it began; every rank must call it.
 
     Raises:
-        ConfigError: it is not such a run, or names a file that is gone.
+        ConfigError: the folder is not such a run, or names a file that is gone.
     """
     conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
     dtype = DTYPES[conf.dtype]
@@ -96,7 +96,7 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
         reference_sees_hidden: see :class:`~loop_contrib.sweet_rl.turn_critic.TurnCritic`.
 
     Raises:
-        ConfigError: it is not such a run, has exported nothing yet, or names a file that is gone.
+        ConfigError: the folder is not such a run, has exported nothing yet, or names a file that is gone.
     """
     conf, learner = load_learner(run)
     return critic_over(conf, learner.update.scorer, run, adapter, reference_sees_hidden)

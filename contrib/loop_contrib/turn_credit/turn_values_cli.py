@@ -86,7 +86,7 @@ def _log(run: Path, collection: str | None) -> Path:
     """Return the log of the collection asked for, or of the newest that was trained on.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the run has no such log.
     """
     logs = {log.stem: log for log in find_logs(run)}
     trained = [name for name in sorted(logs) if parse_collection_id(name).is_training]
@@ -103,7 +103,7 @@ def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
 
     Raises:
         ConfigError: no token for a node that runs, or a run whose node is not described.
-        NodeUnreachable, NodeDied: it does not answer, or did not start.
+        NodeUnreachable, NodeDied: the node does not answer, or did not start.
     """
     url, node = _running(options.run / "node"), None
     if url is None:

@@ -81,7 +81,7 @@ class VerifiersEnvironment:
         """Return the taskset's rewards, on the scale of the config or of their weights.
 
         Raises:
-            EnvironmentCrashed: they are beyond it.
+            EnvironmentCrashed: the rewards are beyond the scale.
         """
         played = self._played
         if "error" in played:
@@ -149,8 +149,8 @@ class VerifiersPool:
         """Load the taskset, and ask for its tasks.
 
         Raises:
-            FileNotFoundError: there is no such interpreter.
-            EnvironmentCrashed: it has no such package or taskset; one line.
+            FileNotFoundError: the interpreter does not exist.
+            EnvironmentCrashed: the interpreter has no such package or taskset; one line.
             ValueError: as :class:`~agent_environments.tools.tasks.TaskTable`; or the scale has to be given.
         """
         if shutil.which(self._python) is None:

@@ -63,7 +63,7 @@ class Credit:
         """Check that it fits ``config``, before any work begins.
 
         Raises:
-            ConfigError: it does not; one line that names the key and the cure.
+            ConfigError: the method does not fit; one line that names the key and the cure.
         """
 
     def setup(self, run: TrainingRun) -> None:
@@ -77,7 +77,7 @@ class Credit:
         """Check that it can give credit for rollouts of these tasks, once they are known.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the method cannot.
         """
 
     def collected(self, rollouts: Sequence[Rollout], iteration: int) -> None:
@@ -91,7 +91,7 @@ class Credit:
         """Return the samples with other ``token_advantages``, in their order.
 
         Raises:
-            CreditFailed: it cannot give credit to these samples.
+            CreditFailed: the method cannot give credit to these samples.
         """
         raise NotImplementedError
 

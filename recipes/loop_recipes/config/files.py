@@ -56,7 +56,7 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
             file.
 
     Raises:
-        ConfigError: there is no such file, it cannot be read, or a word is not ``key=value`` or ``~key``.
+        ConfigError: the file does not exist or cannot be read, or a word is not ``key=value`` or ``~key``.
     """
     check_overrides(overrides, recipe)
     choices = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in KINDS)

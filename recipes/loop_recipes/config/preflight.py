@@ -100,7 +100,7 @@ def check_trained_on(key: str, adapter: Path, config: LearnerConfig) -> None:
     """Check that the adapter of ``key`` was trained on the base weights of ``config``, if the adapter records them.
 
     Raises:
-        ConfigError: it was trained on others, and ``accept_changes`` is off.
+        ConfigError: the adapter was trained on others, and ``accept_changes`` is off.
     """
     with raised_as(ConfigError, f"{key}: "):
         other = other_base(adapter, config.base_model)

@@ -30,7 +30,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
     """Return the device that a config names, the rank's own if there are several, once it has computed in ``dtype``.
 
     Raises:
-        ConfigError: it cannot be used here.
+        ConfigError: the device cannot be used here.
     """
     from torchtune import utils  # takes seconds
 

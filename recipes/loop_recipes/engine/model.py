@@ -65,7 +65,7 @@ def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Ma
     part. Weights that transformers reads are read by rank 0 when the first is asked for, and sent.
 
     Raises:
-        ConfigError: they do not fit each other.
+        ConfigError: model and weights do not fit each other.
     """
     model = meta_model(config.model, dtype)
     try:

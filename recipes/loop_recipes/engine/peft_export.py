@@ -133,7 +133,7 @@ def load_adapter(folder: Path, model: AnyDecoder) -> dict[str, Tensor]:
     """Read a PEFT adapter for ``model``, in which it acts as it acts where it is served: full CPU tensors.
 
     Raises:
-        ConfigError: it is missing, or does not fit the model's LoRA layers; names the first difference.
+        ConfigError: the adapter is missing, or does not fit the model's LoRA layers; names the first difference.
     """
     own = {_name_in_peft(model, name): name for name in adapter_parameters(model)}
     with raised_as(ConfigError):

@@ -161,7 +161,7 @@ def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
     """Read the config.yaml of a training run: its stored keys, and the keys that all recipes with a learner share.
 
     Raises:
-        ConfigError: there is none, or it is not a config of a training run.
+        ConfigError: the run has no config.yaml, or one of something else.
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is not a folder of a training run: it holds no config.yaml{run_meant(run)}")
@@ -186,7 +186,7 @@ def _merged(run: Path, conf: LearnerConfig, config: ExportConfig, adapter: Path,
     """Fill ``folder`` with the merged model; returns the result of its comparison.
 
     Raises:
-        ConfigError: it is not the trained policy.
+        ConfigError: the merged model is not the trained policy.
     """
     from loop_recipes.export.comparison import check_merge, stored_samples  # torch, and all of the engine
     from loop_recipes.export.merge import merge

@@ -85,7 +85,7 @@ class OwnTask:
             words: ``key=value`` of the config, among which ``node.environment`` may name a judge, or other options.
 
         Raises:
-            ConfigError: there is no such file, or anything is wrong with a part of it; one line.
+            ConfigError: the file does not exist, or a part of it is wrong; one line.
         """
         file = Path(file)
         near = similar_names(file.name, [path.name for path in file.parent.glob("*.py")])
@@ -211,7 +211,7 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
         words: ``key=value`` of the config, among which ``node.model.thinking`` may turn thinking on or off.
 
     Raises:
-        ConfigError: it cannot be trained or served; one line.
+        ConfigError: the model cannot be trained or served; one line.
     """
     from model_families.opening import open_model_chat, open_weights  # `loop try` without a model needs none of it
 

@@ -17,7 +17,7 @@ class Machines:
     """``nodes`` of ``gpus`` GPUs with ``gpu_gib`` GiB each.
 
     Raises:
-        ConfigError: there is no node, no GPU, or no memory.
+        ConfigError: a number of nodes, of GPUs, or of GiB is 0.
     """
 
     nodes: int

@@ -76,7 +76,7 @@ def check_broken(rollouts: Sequence[Rollout], max_share: float) -> None:
     """Refuse to train on rollouts of a broken environment.
 
     Raises:
-        EnvironmentBroke: it broke in a larger share of the episodes than ``max_share``.
+        EnvironmentBroke: the environment broke in a larger share of the episodes than ``max_share``.
     """
     broken = broken_rollouts(rollouts)
     if len(broken) > max_share * sum(rollout.segment == 0 for rollout in rollouts):

@@ -73,7 +73,7 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
         vocabulary: the number that all its ids are below.
 
     Raises:
-        ValueError: it cannot be read, or a record is not a conversation; names file, line and field.
+        ValueError: the file cannot be read, or a record is not a conversation; names file, line and field.
     """
     for place, raw in _records(file):
         record = tracked(raw)

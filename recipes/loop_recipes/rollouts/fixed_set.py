@@ -34,14 +34,14 @@ class SampleMaker:
         """Check that it fits ``config`` and the plan of its method.
 
         Raises:
-            ConfigError: it does not; one line that names the key and the cure.
+            ConfigError: the maker does not fit; one line that names the key and the cure.
         """
 
     def see(self, rollouts: Sequence[Rollout]) -> None:
         """See all rollouts before samples are made of them.
 
         Raises:
-            ConfigError: they are not the ones that its arguments name.
+            ConfigError: the rollouts are not the ones that the maker's arguments name.
         """
 
     def samples(self, rollouts: Sequence[Rollout], update: UpdateConfig, model_dir: str) -> list[Sample]:
@@ -109,7 +109,7 @@ def sample_maker(component: Mapping[str, Any] | None) -> SampleMaker:
     """Build the maker that ``samples`` of a config names; None makes samples of whole rollouts.
 
     Raises:
-        ConfigError: there is no such component, or it cannot be built.
+        ConfigError: the component does not exist, or cannot be built.
     """
     if component is None:
         return SampleMaker()

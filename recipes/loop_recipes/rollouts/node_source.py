@@ -121,7 +121,7 @@ class NodeSource:
         """Yield each rollout of a started collection as it finishes, the collection's progress between, and its end.
 
         Raises:
-            CollectionFailed: it failed or was cancelled; raised after the last rollout.
+            CollectionFailed: the collection failed or was cancelled; raised after the last rollout.
         """
         stream = self._client.rollouts(request.id)
         yield from stream

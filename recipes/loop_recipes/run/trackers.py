@@ -117,7 +117,7 @@ class Follower:
         """Wait until the tracker has opened, failed to, or the time is up.
 
         Raises:
-            ConfigError: it can never open with these settings.
+            ConfigError: the tracker can never open with these settings.
         """
         if not self._tried.wait(max(seconds, 0.0)):
             self._complain(self._or_offline(f"it has not opened within {OPENING_S:.0f} s"))

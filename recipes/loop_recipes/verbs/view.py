@@ -85,7 +85,7 @@ def open_runs(paths: Sequence[Path], model: Path | None = None) -> RunData | Run
     """Open a run, or several: the named ones, or those in a folder that is not itself a run.
 
     Raises:
-        ValueError: there is nothing to show.
+        ValueError: the paths hold nothing to show.
     """
     only = paths[0]
     if len(paths) > 1 or (only.is_dir() and not is_run(only) and any(runs_below(only))):

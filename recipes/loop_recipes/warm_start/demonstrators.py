@@ -31,7 +31,7 @@ def added_demonstrator(environment: EnvironmentConfig) -> Demonstrator:
     ``torchtune_loop.demonstrators``. It is a class or a function, and is called with the environment's section.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no package has a demonstrator for the environment.
     """
     known = plug_ins("demonstrators")
     if environment.name not in known:

@@ -93,8 +93,8 @@ class Dialect(ABC):
         """Read the call that a request makes.
 
         Raises:
-            BadBody: it is not JSON.
-            ApiError: it is not a request, or asks for something that the policy cannot do.
+            BadBody: the body is not JSON.
+            ApiError: the body is not a request, or asks for something that the policy cannot do.
         """
         try:
             asked = self._read(body, recall)

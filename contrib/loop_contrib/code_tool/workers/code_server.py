@@ -119,7 +119,7 @@ def memory_group(config: Mapping[str, Any]) -> str | None:
     """Make a cgroup, named after this process, that bounds a box's memory and files; None without ``cgroup``.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the cgroup cannot be made.
     """
     parent = config["cgroup"]
     if parent is None:

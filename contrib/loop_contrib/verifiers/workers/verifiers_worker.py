@@ -74,7 +74,7 @@ def _with_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config, with what this package would choose otherwise for an agent that says nothing.
 
     Raises:
-        ValueError: there is not one agent.
+        ValueError: the config has no agent, or several.
     """
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.utils.loaders import default_harness_id, env_config_type

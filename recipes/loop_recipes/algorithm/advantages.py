@@ -37,24 +37,24 @@ class Advantage(Protocol):
 
 @runtime_checkable
 class TokenAdvantage(Advantage, Protocol):
-    """Also gives each sampled token its own advantage. The filter does not apply then, and a critic cannot be used.
-    Samples have ``ref_logprobs`` where its ``plan`` says ``needs_reference``, or where it has no ``plan``."""
+    """An advantage that also gives each sampled token its own. No filter applies then, and no critic can be used.
+    Samples have ``ref_logprobs`` if the component's ``plan`` says ``needs_reference``, or if there is no ``plan``."""
 
     def token_advantages(self, samples: Sequence[ScoredSample]) -> list[Tensor]:
-        """Return advantages [n] for each sample, float32; the samples are a whole collection, with ``old_logprobs`` and
+        """Return float32 advantages [n] for each sample. The samples are a whole collection, with ``old_logprobs`` and
         the base model's ``ref_logprobs``."""
 
 
 @runtime_checkable
 class PairingAdvantage(Advantage, Protocol):
-    """Also pairs the rollouts of a task, for a loss that compares pairs; the advantage is then 1, -1, or 0 unpaired."""
+    """An advantage that also pairs a task's rollouts, for a loss that compares pairs; 1 and -1 in a pair, else 0."""
 
     def pairs(self, rewards: Tensor, groups: Tensor) -> list[tuple[int, int]]:
         """Return pairs of indices, (chosen rollout, rejected rollout); no rollout is in two pairs."""
 
 
 def _group_statistics(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return size, mean and population variance of every rollout's own group; three tensors [b] in float64."""
+    """Return three float64 tensors [b]: the size, mean and population variance of each rollout's group."""
     if values.shape != groups.shape or values.ndim != 1:
         raise ValueError(f"rewards {list(values.shape)} and groups {list(groups.shape)} must be vectors of one length")
     _, index = torch.unique(groups, return_inverse=True)
@@ -81,8 +81,8 @@ class StdNormalized:
 
     Args:
         leave_one_out: the baseline is the mean of the group's other returns, which makes every advantage n/(n-1) times
-            as large. LOOP's section 4.2 describes GRPO and RwNorm so, and its authors' code agrees; the caption of
-            its Table 1 and GRPO's paper have the group's own mean.
+            as large. LOOP's section 4.2 describes GRPO and RwNorm in this way, and the code of LOOP's authors agrees.
+            The caption of LOOP's Table 1 and GRPO's paper use the mean of the whole group.
     """
 
     leave_one_out: bool = False
@@ -113,13 +113,13 @@ class BatchNormalized:
 @dataclass(frozen=True)
 class ReturnToGo:
     """Each token's return to go with a KL penalty inside, normalised over the batch's tokens (REINFORCE++, arXiv
-    2501.03262): the return at the last token, ``- kl_coefficient * KL_i`` at each, no discount, so
+    2501.03262). The last token earns the return, and every token ``- kl_coefficient * KL_i``. Without a discount,
 
         A_t = R - kl_coefficient * sum over the sequence's sampled tokens i >= t of (log pi_old(i) - log pi_ref(i))
 
     less its mean over all sampled tokens of the collection, divided by their population standard deviation.
 
-    As a whole, a rollout gets the normalised return alone, for the filter and the viewer.
+    The rollout's one advantage, for the filter and the viewer, is the normalised return alone.
 
     Args:
         kl_coefficient: the paper's beta.
@@ -145,7 +145,7 @@ class ReturnToGo:
 
 @dataclass(frozen=True)
 class TurnReturns:
-    """Each turn's reward to go, less the mean of the others' at the same turn; for environments that give rewards per
+    """Each turn's reward to go, less the other rollouts' mean at the same turn; for environments that give rewards per
     turn (``StepResult.reward``). For turn t of rollout k, with turn rewards r and the episode's own reward R,
 
         G_kt = grade * R_k + sum over turns i >= t of r_ki
@@ -153,13 +153,13 @@ class TurnReturns:
 
     where G_jt is 0 if rollout j ended before turn t: nothing was left to earn. The baseline is a function of the other
     rollouts alone, so the sum over turns of ``A_kt grad log p`` is unbiased, however many turns they have. A mean over
-    the rollouts that reach turn t is biased: with its own rollout in it, or with 0 where it has no others, it shrinks
-    the gradient of late turns, which few rollouts reach.
+    only the rollouts that reach turn t is biased. Few rollouts reach late turns; such a mean, with rollout k in it or
+    with 0 in place of a mean of no others, shrinks the gradient there.
 
-    As a whole, a rollout gets :class:`LeaveOneOut` of R alone, for the viewer.
+    The rollout's one advantage, for the viewer, is :class:`LeaveOneOut` of R alone.
 
     Args:
-        grade: how much of R comes behind the last turn; 0 where it is the turns' sum already.
+        grade: the factor of R, which is added after the last turn; 0 if R is already the sum of the turns' rewards.
     """
 
     grade: float = 1.0
@@ -190,7 +190,7 @@ class TurnReturns:
 
 
 def leave_one_out_by_turn(returns: Sequence[Tensor]) -> list[Tensor]:
-    """Return for each rollout of a task its returns to go [t], less the mean of the others', 0 behind their ends."""
+    """Return the returns to go [t] of each rollout of a task, less the others' mean; an ended rollout counts as 0."""
     padded = pad_sequence(list(returns), batch_first=True)
     others = (padded.sum(0) - padded) / max(1, len(returns) - 1)
     advantages = padded - others if len(returns) > 1 else torch.zeros_like(padded)
@@ -216,8 +216,8 @@ class Solved:
 class Shuffled:
     """A negative control: :class:`LeaveOneOut` advantages, each given to some other rollout of the collection.
 
-    Everything but the credit stays as it is (spread, filter, gradient sizes), so a policy must not learn from it. The
-    order is drawn from the rewards themselves and ``seed``, so that a resumed run draws the same.
+    Spread, filter and gradient sizes stay the same, only the credit is wrong: a policy must not learn. The order is
+    drawn from the rewards and ``seed``, so that a resumed run draws the same order.
     """
 
     seed: int = 0

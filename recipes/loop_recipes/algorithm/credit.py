@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it imports torchtune, which takes seconds
 
 
 class CreditFailed(RuntimeError):
-    """A credit cannot be given, through no fault of the trainer; the message says why, and the run ends with it."""
+    """A credit cannot be given, through no fault of the trainer. The run ends with the message, which says why."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class TrainingRun:
     """The parts of a run that its credits may use.
 
     Attributes:
-        scorer: takes rollouts through the policy's model without a gradient.
-        ask: has work done with the source of rollouts on rank 0 and returns its result, which must be JSON-able, on
-            every rank; None when the run was asked to stop meanwhile.
+        scorer: runs the policy's model over rollouts without a gradient.
+        ask: does work with the source of rollouts on rank 0 and returns the JSON-able result on every rank; returns
+            None if the run was asked to stop meanwhile.
         max_turns: how many turns an episode of an iteration may take.
         stop_requested: called while a credit waits; true ends the wait with ``StopRequested``.
     """
@@ -50,7 +50,7 @@ class TrainingRun:
 
 
 class Credit:
-    """The base of components that give tokens advantages of their own. Every rank has one and calls each method."""
+    """The base of components that give each token an advantage. Every rank has an instance and calls each method."""
 
     plan = MethodPlan()
     """Its needs, declared to the update."""
@@ -60,35 +60,35 @@ class Credit:
     """Its key in the config, for messages."""
 
     def check(self, config: LoopConfig) -> None:
-        """Check that it fits ``config``, before any work begins.
+        """Check that the credit fits ``config``, before any work begins.
 
         Raises:
             ConfigError: the method does not fit; one line that names the key and the cure.
         """
 
     def setup(self, run: TrainingRun) -> None:
-        """Get ready, once the learner is there.
+        """Get ready, once the learner exists.
 
         Raises:
-            ConfigError: something that its arguments name cannot be used.
+            ConfigError: something that the credit's arguments name cannot be used.
         """
 
     def check_tasks(self, tasks: Sequence[str]) -> None:
-        """Check that it can give credit for rollouts of these tasks, once they are known.
+        """Check, once the tasks are known, that credit can be given for their rollouts.
 
         Raises:
-            ConfigError: the method cannot.
+            ConfigError: credit cannot be given.
         """
 
     def collected(self, rollouts: Sequence[Rollout], iteration: int) -> None:
-        """See a collection while the node is free, before the next request; texts are on rank 0 only.
+        """Look at a collection before the next request, while the node is free; only rank 0 gets the texts.
 
         Raises:
             StopRequested: the run was asked to stop meanwhile.
         """
 
     def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
-        """Return the samples with other ``token_advantages``, in their order.
+        """Return the samples, in the same order, with new ``token_advantages``.
 
         Raises:
             CreditFailed: the method cannot give credit to these samples.
@@ -100,22 +100,22 @@ class Credit:
         return {}
 
     def saved(self) -> dict[str, Any]:
-        """Return its state for a resumed run, JSON-able; :meth:`restore` gets it before :meth:`setup`."""
+        """Return the JSON-able state for a resumed run, which calls :meth:`restore` with it before :meth:`setup`."""
         return {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take the state that :meth:`saved` returned in the run that is resumed."""
+        """Restore the state that :meth:`saved` returned before the run was resumed."""
 
 
 class TrainedCredit(nn.Module, Credit):
-    """A credit with weights of its own: their loss is added to the policy's, from the policy's last hidden states.
+    """A credit that trains weights of its own: their loss is added to the policy's loss.
 
-    Those states come detached, so nothing of that loss reaches the policy's weights. The weights are float32, in the
-    checkpoints, and sharded as the policy is.
+    The loss reads the policy's last hidden states, detached, so its gradient never reaches the policy's weights. The
+    credit's weights are float32, stored in the checkpoints, and sharded in the same way as the policy.
 
     Args:
-        lr: the learning rate of its weights; None is the policy's.
-        clip_grad_norm: the largest norm of its gradient; None takes it and the policy's as one.
+        lr: the learning rate of the credit's weights; None takes the policy's.
+        clip_grad_norm: the largest norm of the credit's gradient; None clips it jointly with the policy's gradient.
     """
 
     metric: ClassVar[str]
@@ -126,20 +126,20 @@ class TrainedCredit(nn.Module, Credit):
         self.lr, self.clip_grad_norm = lr, clip_grad_norm
 
     def make_weights(self, width: int) -> None:
-        """Make its weights for hidden states [n, width], the same on every rank."""
+        """Make the credit's weights for hidden states [n, width], the same on every rank."""
         raise NotImplementedError
 
     def further_loss(self, hidden: Tensor, batch: StepBatch) -> Tensor:
-        """Return the loss of each rollout [b], from the hidden states [n, d] that predict the sampled tokens."""
+        """Return the loss [b] of each rollout, from the hidden states [n, d] that predict the sampled tokens."""
         raise NotImplementedError
 
     def coefficient(self, iteration: int) -> float:
-        """Return the weight of its loss at an iteration counted from 0."""
+        """Return the weight of the credit's loss at an iteration, counted from 0."""
         return 1.0
 
 
 class CreditOfAdvantage(Credit):
-    """The tokens' own advantages of an ``advantage`` that gives some."""
+    """The credit of an ``advantage`` component that gives each token an advantage."""
 
     def __init__(self, advantage: TokenAdvantage) -> None:
         self._advantage = advantage
@@ -151,7 +151,7 @@ class CreditOfAdvantage(Credit):
 
 
 def with_token_advantages(samples: Sequence[ScoredSample], own: Sequence[Tensor]) -> list[ScoredSample]:
-    """Return the samples with advantages ``own`` [n] of their tokens."""
+    """Return the samples with ``own``, tensors [n], as token advantages."""
     return [replace(sample, token_advantages=each) for sample, each in zip(samples, own, strict=True)]
 
 
@@ -173,7 +173,7 @@ def credited_samples(samples: Sequence[Sample], advantage: Advantage) -> list[Cr
 
 
 def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
-    """Return for each episode the name of its pair, empty without one."""
+    """Return the name of each episode's pair, "" for an episode without a pair."""
     names = [""] * len(episodes)
     for chosen, rejected in pairs:
         names[chosen] = names[rejected] = f"{episodes[chosen]} > {episodes[rejected]}"
@@ -181,7 +181,7 @@ def pair_names(episodes: Sequence[str], pairs: Sequence[tuple[int, int]]) -> lis
 
 
 def signal_metrics(samples: Sequence[CreditedSample], with_signal: Sequence[ScoredSample]) -> dict[str, Any]:
-    """Return figures of a collection's samples and of those ``with_signal``, which the update learned from."""
+    """Return metrics of a collection's samples, and of the samples ``with_signal``, from which the update learned."""
     tasks, learned = {sample.task_id for sample in samples}, {sample.task_id for sample in with_signal}
     own = [sample.token_advantages for sample in with_signal if sample.token_advantages is not None]
     if own:

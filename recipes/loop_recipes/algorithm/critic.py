@@ -27,8 +27,8 @@ class Critic(TrainedCredit):
     """Value MLP with ReLU, float32, and the paper's schedule for its loss.
 
     Args:
-        hidden_sizes: by default the paper's 3072 and 2048 for its width of 5120, in proportion for others.
-        coefficient: weight of the value loss, at iteration 0 and from ``decay_iterations`` on, linear between.
+        hidden_sizes: by default 3072 and 2048 at the paper's model width of 5120, in proportion at other widths.
+        coefficient: two weights of the value loss, at iteration 0 and from ``decay_iterations`` on; linear between.
         decay_iterations: see ``coefficient``.
         warmup_iterations: how many first iterations train the critic alone.
         seed: for the initial weights, so that they do not depend on rank or order of construction.
@@ -75,7 +75,7 @@ class Critic(TrainedCredit):
         return self.mlp(hidden.float()).squeeze(-1)
 
     def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
-        """Give each token the return, less the critic's value before the update."""
+        """Give each token the return minus the critic's value before the update."""
         model = self._scorer.model
 
         def advantages(batch: MicroBatch) -> Tensor:
@@ -93,12 +93,12 @@ class Critic(TrainedCredit):
 
 
 def token_advantages(values: Tensor, batch: MicroBatch) -> Tensor:
-    """Return advantages [n]: return less value, the value clipped to the range of returns, [0, 1]; no gradient."""
+    """Return advantages [n], return minus value, without gradient; values are clipped to the returns' range [0, 1]."""
     return batch.rewards[batch.rollout_index] - values.detach().clamp(0.0, 1.0)
 
 
 def value_loss(values: Tensor, batch: StepBatch) -> Tensor:
-    """Return [b], the mean over each rollout's sampled tokens of ``(V - R)^2``, unclipped values, with gradient."""
+    """Return each rollout's mean [b] of ``(V - R)^2`` over its sampled tokens; V unclipped, with gradient."""
     errors = (values - batch.rewards[batch.rollout_index]).square()
     sums = torch.zeros_like(batch.rewards).index_add(0, batch.rollout_index, errors)
     return sums / batch.episode_tokens

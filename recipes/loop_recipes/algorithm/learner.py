@@ -53,10 +53,10 @@ class Learner:
 
     Args:
         conf: the recipe's config.
-        model: without storage, and ``base`` the weights for it (:func:`~loop_recipes.engine.model.load_base`).
+        model, base: the model without storage and its weights (:func:`~loop_recipes.engine.model.load_base`).
         checkpoint: the state to resume from; None begins with ``initial_adapter`` or a new adapter.
         method: the method of learning.
-        stop_requested: called before each optimizer step; true on any rank leaves the update there.
+        stop_requested: called before each optimizer step; if true on any rank, the update stops there.
 
     Attributes:
         conf: the recipe's config.
@@ -149,8 +149,8 @@ class Learner:
             )
 
     def open_metrics(self, after_iteration: int, figures: Sequence[BehaviorFigure] = ()) -> RunMetrics:
-        """Write the config to ``config.yaml`` and the facts of this start to ``starts.jsonl``; returns the run's
-        metrics, with the trackers of its config. For rank 0.
+        """Write the config to ``config.yaml`` and the facts of this start to ``starts.jsonl``. Return the run's metrics
+        with the trackers that the config names. For rank 0.
 
         Args:
             figures: the environment's figures of behaviour.
@@ -168,14 +168,14 @@ class Learner:
         return RunMetrics(self._output_dir / METRICS_FILE, self._trackers, after_iteration, keys)
 
     def end_iteration(self) -> None:
-        """Move the learning rate's schedule on, which goes by iterations."""
+        """Advance the learning rate's schedule by one iteration."""
         with warnings.catch_warnings():
             # An iteration without signal takes no optimizer step; the schedule goes by iterations all the same.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self._lr_scheduler.step()
 
     def export(self, version: int, adapter: Mapping[str, Tensor]) -> Path:
-        """Write a version's full tensors in PEFT's format under ``policies/``; returns its folder. For rank 0."""
+        """Write a version's full tensors in PEFT's format under ``policies/`` and return the folder. For rank 0."""
         folder = self._output_dir / "policies" / f"policy-v{version:04d}"
         with writing(folder):
             return export_adapter(
@@ -212,9 +212,9 @@ class Learner:
 def _place_weights(
     further: TrainedCredit, width: int, weights: Mapping[str, Tensor] | None, device: torch.device
 ) -> None:
-    """Make the weights of a credit for hidden states [n, width], or take the full CPU ``weights``.
+    """Make a credit's weights for hidden states [n, width], or load the full CPU tensors ``weights``.
 
-    They are sharded like the policy's, so that their gradients are clipped as one.
+    The weights are sharded like the policy's, so that the gradients of both can be clipped together.
 
     Raises:
         ConfigError: the weights cannot be made, or ``weights`` have other sizes.

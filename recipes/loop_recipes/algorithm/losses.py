@@ -36,13 +36,13 @@ class LossOutput:
     """The result of a loss.
 
     Attributes:
-        per_rollout_loss: [b], to be minimised, with gradient: its share of the mean over its episode's terms.
-        log_ratio: one entry per importance ratio (token, turn or rollout, by the level), no gradient.
-        clipped: the same shape, true where the clipped branch was taken.
+        per_rollout_loss: [b], to be minimised, with gradient; a rollout's share of the mean over its episode's terms.
+        log_ratio: one entry per importance ratio (of a token, turn or rollout, as the level says), no gradient.
+        clipped: of the shape of ``log_ratio``, true where the clipped branch was taken.
         ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
-        token_log_ratio: [n], whatever the level, no gradient.
+        token_log_ratio: [n], one entry per token at every level, no gradient.
         reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
-        weights: the sampler correction's, of the sampled tokens; None without one.
+        weights: the sampler correction's weights of the sampled tokens; None without a correction.
     """
 
     per_rollout_loss: Tensor
@@ -59,10 +59,10 @@ class PairComparison:
     """The rollouts of a minibatch compared with each other, as the policy stands now.
 
     Attributes:
-        weights: for each rollout id the weights [n] of its sampled tokens' log-probs, whose weighted log-likelihood has
-            the gradient of the losses.
-        losses: [p], whose sum is the minibatch's loss, float64.
-        metrics: by name, values [p] whose mean over an iteration's steps is a metric.
+        weights: by rollout id, the weights [n] of the sampled tokens' log-probs. The weighted log-likelihood has the
+            same gradient as the losses.
+        losses: [p], float64, one for each pair; the minibatch's loss is their sum.
+        metrics: by name, values [p], of which the mean over an iteration's steps is logged.
     """
 
     weights: dict[str, Tensor]
@@ -70,7 +70,7 @@ class PairComparison:
     metrics: dict[str, Tensor]
 
     def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
-        """Return the samples with their weights as token advantages."""
+        """Return the samples with the comparison's weights as token advantages."""
         return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
 
 
@@ -81,7 +81,7 @@ def comparison_metrics(steps: Sequence[PairComparison]) -> dict[str, float]:
 
 
 class PolicyLoss(nn.Module):
-    """The base of all policy losses: means over a rollout's tokens, and two options, both off unless given.
+    """The base of all policy losses: it takes means over a rollout's tokens and has two options, both off by default.
 
     With ``kl_coefficient`` > 0 each rollout's loss gains ``kl_coefficient`` times the mean over its sampled tokens of
     ``exp(d) - d - 1``, d = reference log-prob - log-prob (the non-negative estimator of GRPO, arXiv 2402.03300, eq. 4).
@@ -102,7 +102,7 @@ class PolicyLoss(nn.Module):
             self.plan = replace(self.plan, needs_reference=True)
 
     def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
-        """Compare the rollouts of a minibatch before its step, where ``plan`` says ``compares_pairs``; see
+        """Compare the rollouts of a minibatch before its step, if ``plan`` says ``compares_pairs``; see
         :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
 
         Args:
@@ -117,7 +117,7 @@ class PolicyLoss(nn.Module):
     def _weighed(
         self, advantage: Tensor, index: Tensor, logprobs: Tensor, batch: StepBatch
     ) -> tuple[Tensor, Weights | None]:
-        """Return the advantages of the loss's ratios, times their weights if there is a correction, and the weights.
+        """Return one advantage for each ratio, times its weight if there is a correction, and the weights.
 
         Args:
             index: [n], for each sampled token the ratio that it counts in; all tokens of one ratio have one weight.
@@ -224,7 +224,7 @@ class ClippedPolicyLoss(PolicyLoss):
         return self._with_kl(LossOutput(-objective, *ratios, weights=weights), logprobs, batch)
 
     def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``min(r A, g(A))`` and where the second was the smaller.
+        """Return ``min(r A, g(A))``, and a mask that is true where ``g(A)`` was the smaller.
 
         For A > 0 the bound is high * A, taken where r > high; for A < 0 it is low * A, taken where r < low. The branch
         is chosen before exp, so that a ratio beyond fp32 on the clipped side gives its bound and no gradient, not nan.
@@ -237,7 +237,7 @@ class ClippedPolicyLoss(PolicyLoss):
         return torch.where(clipped, ratio_bound * advantage, ratio * advantage), clipped
 
     def _with_bounded_weights(self, log_ratio: Tensor, advantage: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``min(r, high) A log p``, the weight a constant, and where it was bounded."""
+        """Return ``min(r, high) A log p``, the minimum a constant, and a mask that is true where r was bounded."""
         limit = math.log(self.high)
         weight = log_ratio.detach().clamp(max=limit).exp()
         return weight * advantage * logprobs, (log_ratio.detach() > limit) & (advantage != 0)
@@ -269,7 +269,7 @@ class Reinforce(PolicyLoss):
         )
 
     def of_rollouts(self, terms: Tensor, batch: StepBatch) -> Tensor:
-        """Return the objective of each rollout [b] from the terms [n] of its sampled tokens."""
+        """Return the objective [b] of each rollout from the terms [n] of its sampled tokens."""
         return _mean_over_tokens(terms, batch)
 
 
@@ -316,8 +316,8 @@ class RatioStatistics:
         ``reference_kl``, with a sampler correction ``correction_weight`` and ``correction_cut``.
 
         Percentiles and clip fraction count the loss's own ratios (tokens, turns or rollouts). ``approx_kl`` is the mean
-        over sampled tokens of ``r - 1 - log r`` against the sampling policy. With more than one rank in the default
-        process group the numbers are of all ranks, and every rank must call. Empty when nothing was added.
+        over sampled tokens of ``r - 1 - log r`` against the sampling policy. In a process group of several ranks every
+        rank must call, and the numbers cover all ranks. Empty if nothing was added.
         """
         own = {name: torch.cat(parts) for name, parts in self._values.items()}
         ranks = [load(data) for data in gather_bytes(save(own))]

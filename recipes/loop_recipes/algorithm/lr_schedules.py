@@ -24,5 +24,5 @@ def linear_with_warmup(
 def constant_with_warmup(
     optimizer: Optimizer, num_training_steps: int, num_warmup_steps: int = 0, last_epoch: int = -1
 ) -> LambdaLR:
-    """Rise to the optimizer's lr over ``num_warmup_steps``, then keep it; ``num_training_steps`` does not matter."""
+    """Rise to the optimizer's lr over ``num_warmup_steps``, then stay there; ``num_training_steps`` is ignored."""
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (num_warmup_steps + 1)), last_epoch)

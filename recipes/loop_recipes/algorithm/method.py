@@ -31,7 +31,7 @@ class Method:
 
     @cached_property
     def token_credits(self) -> list[Credit]:
-        """All credits of single tokens, in order; an advantage that gives tokens their own comes first."""
+        """All credits of single tokens, in order. An ``advantage`` that gives each token one comes first."""
         own = [CreditOfAdvantage(self.advantage)] if isinstance(self.advantage, TokenAdvantage) else []
         return [*own, *self.credit.values()]
 
@@ -47,7 +47,7 @@ class Method:
 
 
 def check_run(config: LoopConfig) -> Method:
-    """Check everything that the config names, for a run that starts here and now; returns the run's method.
+    """Check everything that the config names, for a run that starts here and now. Return the run's method.
 
     Raises:
         ConfigError: one line that names the key and the cure.
@@ -58,10 +58,10 @@ def check_run(config: LoopConfig) -> Method:
 
 
 def check_method(config: LoopConfig, *, starts_now: bool = True) -> Method:
-    """Check everything that ``config`` names but the source of rollouts.
+    """Check everything that ``config`` names except the source of rollouts.
 
     Args:
-        starts_now: the run starts on this machine now, so that its folder must be its own.
+        starts_now: true if the run starts on this machine now; then no other run may use the output folder.
     """
     method = build_method(config)
     check_learner(config, starts_now=starts_now)

@@ -9,18 +9,18 @@ from typing import Self
 
 @dataclass(frozen=True)
 class MethodPlan:
-    """The needs of a method. A loss and a credit each declare theirs as ``plan``, and so may an advantage that gives
-    tokens their own; preflight, refill and update read the joint plan of
+    """The needs of a method. Each loss and credit declares its needs as ``plan``; an advantage of single tokens may
+    do so, too. Preflight, refill and update read the joint plan of
     :class:`~loop_recipes.algorithm.method.Method`.
 
     Attributes:
         compares_pairs: the loss compares the rollouts of a pair, which the advantage makes, before each step.
         sums_tokens: the loss of a rollout is a sum over its tokens, not its share of their mean.
         sees_hidden_information: the loss trains a critic, which may see what the agent does not.
-        needs_reference: it reads ``ref_logprobs``, which cost a pass.
-        keeps_samples_without_signal: it learns from all rollouts, also from those that the filter would leave out.
-        starts_from_rollout_advantage: a credit starts from the one advantage of a rollout, so that nothing may have
-            given tokens their own before.
+        needs_reference: the method reads ``ref_logprobs``, which cost a pass.
+        keeps_samples_without_signal: the method also learns from rollouts that the filter would leave out.
+        starts_from_rollout_advantage: a credit starts from the one advantage of a rollout, so no component before may
+            have given tokens different advantages.
         policy_rests_iterations: the number of first iterations that train the weights of a credit alone.
     """
 

@@ -22,12 +22,12 @@ from loop_recipes.engine.samples import CreditedSample, episodes
 def minibatches(
     samples: Sequence[CreditedSample], rollouts: int | None, seed: int, full: bool = False
 ) -> list[list[CreditedSample]]:
-    """Shuffle, then cut into minibatches of about ``rollouts`` (None: one of all), whose sizes differ by one at most.
+    """Shuffle the samples and cut them into minibatches of about ``rollouts``. None makes one minibatch of all.
 
-    Their number follows the rollouts that carry signal. Equal sizes matter with the mean over a minibatch: a remainder
-    of one rollout would weigh as much as a whole minibatch. ``full`` cuts minibatches of exactly ``rollouts`` and a
-    smaller last one of the rest. The two rollouts of a preference pair stay together; sizes are then even. An episode
-    of several rollouts counts as one, and is never cut.
+    The sizes differ by one at most, because the loss is a mean over a minibatch: a remainder of one rollout would weigh
+    as much as a whole minibatch. ``full`` cuts minibatches of exactly ``rollouts`` and a smaller last one. How many
+    minibatches there are depends on the rollouts that carry signal. The two rollouts of a preference pair stay
+    together, so sizes are even then. An episode of several rollouts counts as one and is never cut.
     """
     units, count = minibatch_units(samples), len(episodes(samples))
     order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -41,28 +41,28 @@ def minibatches(
 
 
 def minibatch_units(samples: Sequence[CreditedSample]) -> list[list[CreditedSample]]:
-    """Return the preference pairs and single episodes among the samples, in the order of their first."""
+    """Return the preference pairs and single episodes of the samples, in the order of the first sample of each."""
     return list(grouped((sample.pair or sample.episode, sample) for sample in samples).values())
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """The average over a minibatch: a sum over its micro-batches and ranks, divided once by rollouts (or pairs), by
-    sampled tokens or by a constant. Where it is not ``over_tokens``, each rollout's own mean comes first."""
+    """The average over a minibatch: a sum over its micro-batches and ranks, divided once by the number of rollouts (or
+    pairs), the number of sampled tokens, or a constant. Unless ``over_tokens``, each rollout is averaged first."""
 
     divisor: float
     over_tokens: bool
 
     @classmethod
     def of(cls, minibatch: Sequence[CreditedSample], config: UpdateConfig) -> Self:
-        """Return the average over a minibatch, which is that of all ranks."""
+        """Return the average over a minibatch of all ranks."""
         if config.loss_divisor == "tokens":
             return cls(sum(int(sample.mask.sum()) for sample in minibatch), True)
         return cls(len(minibatch_units(minibatch)) if config.loss_divisor == "mean" else config.loss_divisor, False)
 
     def term(self, losses: Tensor, batch: StepBatch, are_sums: bool = False) -> Tensor:
-        """Return a micro-batch's term. ``losses`` [b] are each rollout's share of its episode's mean over sampled
-        tokens, or ``are_sums`` over its own."""
+        """Return a micro-batch's term. ``losses`` [b] are each rollout's share of the mean over its episode's sampled
+        tokens or, if ``are_sums``, the sums over its own sampled tokens."""
         return (losses * batch.episode_tokens if self.over_tokens and not are_sums else losses).sum() / self.divisor
 
 

@@ -50,9 +50,9 @@ class NonFiniteLoss(RuntimeError):
 class UpdateResult(NamedTuple):
     """The result of an update.
 
-    ``samples`` are the ones with signal, with advantages and old log-probs, in the order of their ids; ``step_tokens``
-    are the tokens of the same, once for each step that was taken with them, as
-    :func:`~loop_recipes.engine.batching.computed` gives them; ``metrics`` are the same on every rank.
+    ``samples`` are the samples with signal, with advantages and old log-probs, in the order of their ids.
+    ``step_tokens`` has what :func:`~loop_recipes.engine.batching.computed` gives for these samples, once for each step
+    that was taken with them. ``metrics`` are the same on every rank.
     """
 
     samples: list[ScoredSample]
@@ -61,9 +61,9 @@ class UpdateResult(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """The result of an optimizer step: the minibatch's loss, its further losses by their metrics, the norm of the
-    gradient before clipping (without that of further losses which are clipped by themselves), and what a loss that
-    compares rollouts found before the step (None of others)."""
+    """The result of an optimizer step: the minibatch's loss; its further losses by the names of their metrics; the
+    gradient's norm before clipping, without further losses that are clipped by themselves; and the comparison that the
+    loss made before the step, None for a loss that compares no rollouts."""
 
     loss: float
     further_losses: dict[str, float]
@@ -79,13 +79,13 @@ class PolicyUpdate:
         optimizer: over :func:`~loop_recipes.engine.model.trained_parameters`.
         method: made by :func:`~loop_recipes.algorithm.method.build_method`.
         versions: the adapters that old log-probs are computed with.
-        batches: deals this rank its micro-batches.
+        batches: makes this rank's micro-batches.
         token_statistics: keeps the statistics of each token, for `loop view`; None keeps nothing.
-        stop_requested: called before each step, and before each micro-batch that is recomputed; true on any rank leaves
-            the update there.
+        stop_requested: called before each step, and before each micro-batch that is recomputed; if true on any rank,
+            the update stops there.
 
     Attributes:
-        scorer: takes rollouts through the model without a gradient.
+        scorer: runs the model over rollouts without a gradient.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PolicyUpdate:
         self._steps_at_scale = 0
 
     def _clipped_together(self) -> list[tuple[list[nn.Parameter], float | None]]:
-        """Return the parameters whose gradients have one norm, and its limit: the policy's first."""
+        """Return the groups of parameters that are clipped together, each with its limit; the policy's comes first."""
         together, apart = list(adapter_parameters(self.model).values()), []
         for further in self._further.values():
             if further.clip_grad_norm is None:
@@ -124,7 +124,7 @@ class PolicyUpdate:
         return [(together, self.config.clip_grad_norm), *apart]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the JSON-able state that one update hands to the next beside the model and the optimizer."""
+        """Return the JSON-able state, beside the model and the optimizer, that the next update needs."""
         return {"loss_scale": self._loss_scale, "steps_at_loss_scale": self._steps_at_scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,8 +136,8 @@ class PolicyUpdate:
         """Train on one collection.
 
         Args:
-            samples: those of all ranks, in any order.
-            version: the one whose adapter is in the model.
+            samples: the samples of all ranks, in any order.
+            version: the policy version whose adapter is in the model.
 
         Raises:
             CreditFailed: a credit could not give tokens their advantages.
@@ -169,7 +169,7 @@ class PolicyUpdate:
         return UpdateResult(learned, step_tokens, metrics)
 
     def tasks_with_signal(self, samples: Sequence[Sample]) -> set[str]:
-        """Return the tasks of a collection that an update learns from: those with a rollout whose advantage passes the
+        """Return the tasks of a collection that an update learns from. Each has a rollout whose advantage passes the
         filter and is not 0."""
         with_signal = self._with_signal(credited_samples(samples, self.method.advantage))
         return {sample.task_id for sample in with_signal if sample.advantage}
@@ -181,10 +181,10 @@ class PolicyUpdate:
         return [sample for sample in samples if abs(sample.advantage) >= self.config.min_abs_advantage]
 
     def _scored_by_their_step(self, samples: Sequence[CreditedSample], version: int, iteration: int) -> set[str]:
-        """Return the ids of the rollouts of the first step, if its policy is, to the last bit, the one that sampled all
-        their tokens, and neither a later step nor a credit takes them.
+        """Return the ids of the first step's rollouts if that step can compute their old log-probs, else an empty set.
 
-        The step computes their old log-probs anyway, which saves a pass over them.
+        It can if its policy is, to the last bit, the one that sampled all their tokens, and if no credit and no later
+        step needs the log-probs. That saves a pass over these rollouts.
         """
         plan, config = self.method.plan, self.config
         before = self.method.token_credits or plan.needs_reference or plan.compares_pairs or config.exact_entropy
@@ -197,8 +197,8 @@ class PolicyUpdate:
     def _scored_and_credited(
         self, samples: Sequence[CreditedSample], by_step: Collection[str], version: int
     ) -> tuple[list[CreditedSample], dict[str, Any]]:
-        """Return the samples with old log-probs and the advantages of their tokens, and metrics. Samples of the
-        rollouts ``by_step`` stay as they are: their first step computes the log-probs."""
+        """Return the samples with old log-probs and token advantages, and metrics. Samples of the rollouts ``by_step``
+        stay unchanged, because the first step computes their log-probs."""
         rest = [sample for sample in samples if sample.rollout_id not in by_step]
         done, metrics = self.scorer.scored(rest, version, self.method.plan.needs_reference)
         for credit in self.method.token_credits:
@@ -208,9 +208,9 @@ class PolicyUpdate:
         return [known.get(sample.rollout_id, sample) for sample in samples], metrics
 
     def prepare(self, samples: Sequence[Sample]) -> list[CreditedSample]:
-        """Return the samples of a fixed set that carry signal, for :meth:`train`, by any sampler.
+        """Return the samples of a fixed set that carry signal, for :meth:`train`. Any policy may have sampled them.
 
-        They have advantages, and for a loss that compares them the log-probs of the reference, which is version 0.
+        They have advantages. For a loss that compares pairs they also have log-probs of the reference, version 0.
         """
         with_signal = self._with_signal(credited_samples(samples, self.method.advantage))
         if not self.method.plan.compares_pairs:
@@ -219,9 +219,9 @@ class PolicyUpdate:
         return [scored(sample, reference[sample.rollout_id]) for sample in with_signal]
 
     def rehearse(self, samples: Sequence[ScoredSample]) -> None:
-        """Run rollouts forward and backward on every rank, for the memory they take; no step, no gradient left.
+        """Run rollouts forward and backward on every rank, to see that memory suffices. Take no step, keep no gradient.
 
-        The rest of an update's memory is reserved meanwhile: two moments of each weight and one more version.
+        Meanwhile it reserves the rest of an update's memory: two moments of each weight and one more version.
         """
         parameters = trained_parameters(self.model, self._further).values()
         reserved = [torch.empty_like(local_part(parameter)) for parameter in parameters for _ in range(3)]
@@ -237,11 +237,11 @@ class PolicyUpdate:
     def train(
         self, samples: Sequence[CreditedSample], iteration: int, step_logprobs: dict[str, Tensor] | None = None
     ) -> tuple[list[tuple[int, int]], dict[str, Any]]:
-        """Take the steps of an iteration; returns their tokens as in :class:`UpdateResult`, and metrics.
+        """Take the steps of an iteration. Return ``step_tokens`` as in :class:`UpdateResult`, and metrics.
 
         Args:
-            step_logprobs: given if the first step's policy is the one that sampled; receives its log-probs [n], by
-                rollout id, which are the old ones.
+            step_logprobs: given if the first step's policy is the one that sampled; receives that step's log-probs
+                [n] by rollout id, which then serve as the old log-probs.
 
         Raises:
             ValueError: a sample has hidden information, which an actor must not see.
@@ -279,7 +279,7 @@ class PolicyUpdate:
         return step_tokens, metrics | statistics.summary()
 
     def _planned(self, samples: Sequence[CreditedSample], iteration: int) -> list[list[CreditedSample]]:
-        """Return the minibatches of an iteration, one a step."""
+        """Return the minibatches of an iteration, one for each step."""
         seeds = [(self.seed * 1_000_003 + iteration) * 1_009 + epoch for epoch in range(self.config.epochs)]
         rollouts, full = self.config.minibatch_rollouts, self.config.minibatch_sizes == "full"
         return [each for seed in seeds for each in minibatches(samples, rollouts, seed, full)]
@@ -291,7 +291,7 @@ class PolicyUpdate:
         iteration: int,
         step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
-        """Take one optimizer step; None if ``max_trajectory_log_ratio`` forbids it."""
+        """Take one optimizer step and return its outcome; None if ``max_trajectory_log_ratio`` forbids the step."""
         average, count = Averaging.of(minibatch, self.config), len(episodes(minibatch))
         # While a further loss trains alone the adapter gets no gradient at all, so that the optimizer leaves it alone.
         policy_rests = iteration <= self.method.plan.policy_rests_iterations
@@ -355,7 +355,7 @@ class PolicyUpdate:
             self._loss_scale, self._steps_at_scale = self._loss_scale * 2.0, 0
 
     def _compared(self, minibatch: Sequence[CreditedSample]) -> tuple[PairComparison, Sequence[CreditedSample]]:
-        """Return the loss's comparison of the minibatch now, and its samples with the weights of their tokens."""
+        """Return how the loss compares the minibatch's rollouts now, and the samples with their tokens' weights."""
         known = [sample for sample in minibatch if isinstance(sample, ScoredSample)]  # all: they have a reference
         comparison = self.method.loss.compare(known, self.scorer.current_logprobs(known))
         self.model.train()
@@ -364,8 +364,8 @@ class PolicyUpdate:
     def _losses(
         self, batch: StepBatch, policy_rests: bool, on_policy: bool = False
     ) -> tuple[LossOutput, list[Tensor], Tensor]:
-        """Return the policy's loss, without gradient where it rests, the further ones [b], and the log-probs [n], which
-        are the old ones too where the step is ``on_policy``."""
+        """Return the policy's loss, the further losses [b] and the log-probs [n]. While the policy rests, its loss has
+        no gradient. In a step that is ``on_policy`` the log-probs also serve as the old ones."""
         with torch.set_grad_enabled(not policy_rests):
             outputs = self.model(**batch.inputs(), with_hidden=bool(self._further))
             if on_policy:

@@ -39,7 +39,7 @@ class ReturnPairs:
     """Pairs the rollouts of a task by their returns: the best with the worst, the second best with the second worst,
     and so on while the two returns differ by more than ``threshold`` (LOOP, section 5.3, DMPO).
 
-    It takes the place of an advantage: 1 for the chosen rollout of a pair, -1 for the rejected one, 0 for one without a
+    The advantage is 1 for the chosen rollout of a pair, -1 for the rejected rollout, and 0 for a rollout without a
     partner.
 
     Args:
@@ -90,8 +90,8 @@ class PreferenceLoss(LogLikelihood):
         raise NotImplementedError
 
     def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
-        """Return the loss of every pair [p], its Delta as ``preference_margin``, and the weights that make a
-        log-likelihood's gradient that of the losses.
+        """Return the loss [p] of each pair, its Delta as ``preference_margin``, and token weights. The log-likelihood
+        with these weights has the same gradient as the losses.
 
         Args:
             samples: whole pairs, with the reference policy's log-probs as ``old_logprobs``.
@@ -127,7 +127,7 @@ class PreferenceLoss(LogLikelihood):
 
 
 def _turns(side: Sequence[ScoredSample]) -> Tensor:
-    """Return the turn of each sampled token of an episode, [n], ascending: its sequences' turns follow each other."""
+    """Return the turn [n] of each sampled token of an episode. It ascends: a sequence's turns follow the last one's."""
     before, turns = 0, []
     for sample in side:
         turns.append(before + sample.turn_ids[sample.mask])
@@ -141,8 +141,8 @@ def _of_episode(side: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) ->
 
 
 class DPO(PreferenceLoss):
-    """All turns count alike, phi = 1: DPO over the agent's tokens of whole episodes (arXiv 2305.18290, eq. 7), and on
-    rollouts of one turn DPO itself."""
+    """DPO over the agent's tokens of whole episodes (arXiv 2305.18290, eq. 7). All turns count alike, phi = 1; with
+    rollouts of one turn it is DPO itself."""
 
     def token_weights(self, turns: Tensor) -> Tensor:
         return torch.ones(len(turns), dtype=torch.float64)
@@ -168,7 +168,7 @@ class DMPO(PreferenceLoss):
         return self.turn_weights(len(numbers))[index]
 
     def turn_weights(self, turns: int) -> Tensor:
-        """Return phi [t] of the turns of a rollout that has so many, float64."""
+        """Return phi [t] in float64 for the turns of a rollout of that many turns."""
         t = torch.arange(turns, dtype=torch.float64)
         if self.gamma == 1.0:
             return (turns - t) / turns

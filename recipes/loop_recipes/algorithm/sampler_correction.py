@@ -39,7 +39,7 @@ class SamplerCorrection(Protocol):
     ratio_of: RatioOf
 
     def __call__(self, logprobs: Tensor, batch: StepBatch) -> Weights:
-        """Return the weights of a micro-batch's tokens; ``logprobs`` [n] are the learner's now, without gradient."""
+        """Return the weights of the tokens. ``logprobs`` [n] are the present learner's, without gradient."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class RatioMask:
 
 @dataclass(frozen=True)
 class DivergenceMask:
-    """k, and 0 where the learner's policy is further than ``limit`` from the sampler's and the step would take it
-    further still: up from above (A > 0) or down from below (A < 0) (DPPO, arXiv 2602.04879).
+    """k, or 0 where the learner's policy is further than ``limit`` from the sampler's and the step would increase the
+    distance: up from above (A > 0) or down from below (A < 0) (DPPO, arXiv 2602.04879).
 
-    The divergence is that of the two outcomes "this token" and "any other". The policy is the one in training, so the
-    mask changes from step to step; with ``clip: none`` the weighted ratio is ``pi / mu``, as in the paper.
+    The divergence counts two outcomes, "this token" and "any other". It is that of the policy in training, so the
+    mask changes from step to step. With ``clip: none`` the weighted ratio is ``pi / mu``, as in the paper.
 
     Args:
         divergence: ``tv``, total variation ``abs(pi - mu)``, or ``kl``, ``KL(mu, pi)``.
@@ -114,7 +114,7 @@ class DivergenceMask:
 
 
 def _log_ratio(ratio_of: RatioOf, batch: StepBatch) -> Tensor:
-    """Return [n], log k of each token, or its sum over the token's sequence."""
+    """Return log k [n] of each token, or the sum of log k over the token's sequence."""
     if batch.old_logprobs is None:
         raise ValueError("a sampler correction needs the learner's log-probs of the policy that sampled: old_logprobs")
     log_ratio = batch.old_logprobs.float() - batch.sampler_logprobs.float()
@@ -124,5 +124,5 @@ def _log_ratio(ratio_of: RatioOf, batch: StepBatch) -> Tensor:
 
 
 def _masked(log_ratio: Tensor, cut: Tensor) -> Weights:
-    """Return the weights, 0 where cut; they are cut before exp, so that a masked ratio may be beyond fp32."""
+    """Return the weights, 0 where cut. The cut comes before exp, so that a masked ratio may be beyond fp32."""
     return Weights(torch.where(cut, -torch.inf, log_ratio).exp(), cut)

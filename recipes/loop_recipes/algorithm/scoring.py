@@ -18,13 +18,13 @@ from loop_recipes.run.stop_request import StopRequested
 
 
 class Scorer:
-    """Takes rollouts through the model without a gradient; every rank calls each method with the same rollouts.
+    """Runs the model over rollouts without a gradient; every rank calls each method with the same rollouts.
 
     Args:
         model: a decoder with a log-prob head.
         versions: the adapters that log-probs are computed with.
-        batches: deals this rank its micro-batches.
-        stop_requested: called by :meth:`scored` before each micro-batch; true on any rank leaves it there.
+        batches: makes this rank's micro-batches.
+        stop_requested: called by :meth:`scored` before each micro-batch; if true on any rank, the pass ends there.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Scorer:
     ) -> tuple[list[ScoredSample], dict[str, float]]:
         """Return the samples with each token's log-prob under the version that sampled it, and metrics.
 
-        Dropout is off. The adapter of each version is put in for its tokens only, up to its last one in each rollout.
-        If the config asks for it, each token's entropy, and as a metric its mean, comes out of the same pass.
+        Dropout is off. Each version's adapter runs over a rollout only up to the last token that the version sampled.
+        If the config asks for entropy, the same pass gives each token's entropy, and the mean as a metric.
 
         Args:
-            version: the one whose adapter is in the model.
+            version: the policy version whose adapter is in the model.
             reference: true if log-probs under the base model are needed too.
 
         Raises:
@@ -88,7 +88,7 @@ class Scorer:
 
         Args:
             version: one of ``versions``; None is the base model.
-            versions: other adapters of the same model than the policy's own.
+            versions: adapters of the same model to use in place of the policy's own.
         """
         with disable_adapter(self.model) if version is None else (versions or self.versions).active(version):
             return self.per_token(samples, self._logprobs)
@@ -98,7 +98,7 @@ class Scorer:
         return self.per_token(samples, self._logprobs)
 
     def _unless_stopped(self, compute: Callable[[MicroBatch], Tensor]) -> Callable[[MicroBatch], Tensor]:
-        """Wrap ``compute`` so that a stop request ends the pass: over all rollouts it takes as long as a step."""
+        """Wrap ``compute`` so that a stop request ends the pass, which over all rollouts takes as long as a step."""
 
         def of(batch: MicroBatch) -> Tensor:
             if any_rank(self._stop_requested()):
@@ -132,7 +132,7 @@ class Scorer:
 
 
 def _until(sample: Sample, version: int) -> Sample:
-    """Cut after the last token that ``version`` sampled, if another version went on."""
+    """Cut the sample after the last token that ``version`` sampled, if another version went on from there."""
     of_version = sample.policy_versions == version
     if of_version[-1]:
         return sample

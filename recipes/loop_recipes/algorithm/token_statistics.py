@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the viewer reads these files without torch
 
 
 class TokenStatistics:
-    """Collects one rank's part of an iteration, then writes it; rank 1 to ``<collection>.rank1.jsonl``, and so on."""
+    """Collects one rank's statistics of an iteration and writes them. Rank 1 writes ``<collection>.rank1.jsonl``."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
@@ -45,12 +45,12 @@ class TokenStatistics:
             self._step[rollout_id] = (ratios[rollout_id], clipped[rollout_id])
 
     def keep(self) -> None:
-        """Count the statistics of the step, which was taken, in place of an earlier step's for the same rollout."""
+        """Keep the statistics of a step that was taken; they replace those of an earlier step for the same rollout."""
         self._taken |= self._step
         self._step = {}
 
     def drop(self) -> None:
-        """Forget the statistics of the step, which was not taken."""
+        """Forget the statistics of a step that was not taken."""
         self._step = {}
 
     def write(self, samples: Sequence[ScoredSample]) -> None:

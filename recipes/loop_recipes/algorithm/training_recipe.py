@@ -48,7 +48,7 @@ class TrainingRecipe:
     """The base of a recipe with a learner; each recipe has its own ``setup`` and ``train``.
 
     Args:
-        config: the recipe's, already checked against this machine.
+        config: the recipe's config, already checked against this machine.
 
     Raises:
         ConfigError: the device cannot be used, or the output folder cannot be made.
@@ -93,7 +93,7 @@ class TrainingRecipe:
         raise NotImplementedError
 
     def _begin(self, longest_wait_s: float, further: Collection[str] = ()) -> TrainingState | None:
-        """Lock the folder, meet the other ranks, seed, and read the checkpoint to go on from, if there is one.
+        """Lock the folder, wait for the other ranks, seed, and read the checkpoint to go on from, if there is one.
 
         Args:
             longest_wait_s: seconds that one rank may wait for another.
@@ -141,7 +141,7 @@ class TrainingRecipe:
         raise NotImplementedError
 
     def out_of_memory(self, error: torch.OutOfMemoryError) -> str:
-        """Return the line to end with, which names the keys to lower."""
+        """Return the error line with which a run without memory ends; it names the keys to lower."""
         tokens = max(self._config.update.micro_batch_tokens, self.longest())
         return out_of_memory(error, tokens, self._device, self.length_key)
 
@@ -158,7 +158,7 @@ class TrainingRecipe:
         return "the same command" if self._config.resume_from_checkpoint else "resume_from_checkpoint=True"
 
     def _end(self, line: str | None) -> None:
-        """Log why the run ends, if before its time, and remove its stop file."""
+        """Log the reason if the run ends early, and remove its stop file."""
         if line is not None:
             utils.log_rank_zero(log, line)
         utils.log_rank_zero(
@@ -168,7 +168,7 @@ class TrainingRecipe:
         self._together = True
 
     def cleanup(self) -> None:
-        """Stop child processes and close files; safe to call at any point, and twice. Waits for no other rank."""
+        """Stop child processes and close files. Safe to call at any time and twice; waits for no other rank."""
         self._cleanup.close()
         if self._together or single_process():
             destroy_process_group()

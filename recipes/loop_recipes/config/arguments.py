@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _as_word(name: str, of_training: bool) -> str:
-    """Return the word that replaces an unknown option ``name`` after a config: ``key=VALUE``, or a shipped file."""
+    """Return the word to suggest for an unknown option ``name`` after a config: ``key=VALUE``, or a shipped file."""
     from loop_recipes.config.files import compose  # the schemas, which the help does not need
     from loop_recipes.config.loop_config import LoopConfig
 
@@ -76,7 +76,7 @@ def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
 def config_parser(verb: str, description: str | None, optional: bool = False) -> argparse.ArgumentParser:
     """Return a parser for ``loop VERB CONFIG [key=value ...]``, whose result has ``config`` and ``overrides``.
 
-    Call its ``parse_intermixed_args``: words may stand before and after the options.
+    Call the parser's ``parse_intermixed_args``, because words may stand before and after the options.
     """
     parser = verb_parser(verb, description)
     parser.add_argument(

@@ -19,7 +19,7 @@ from loop_recipes.terminal import fold_logs
 
 
 def parse(section: type) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
-    """Decorate a recipe's ``main(cfg)``: called without arguments it composes ``cfg`` from the command line.
+    """Decorate a recipe's ``main(cfg)``. If called without arguments, it composes ``cfg`` from the command line.
 
     Args:
         section: the schema of ``cfg``.

@@ -20,7 +20,7 @@ from rollout_server.config import as_config
 
 
 def build(component: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Build a ``component`` by its name; positional arguments first, ``kwargs`` win over the component's own keys.
+    """Build a ``component`` by its name. Positional arguments come first; ``kwargs`` win over the component's keys.
 
     A value that is itself a component is built first.
     """
@@ -37,7 +37,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _kinds(target: Callable[..., Any], signature: inspect.Signature) -> dict[str, object]:
-    """Return the types of a component's arguments, by annotations or, without one, by defaults."""
+    """Return the types of a component's arguments: each from the annotation or, without one, from the default."""
     function = inspect.unwrap(target.__init__ if inspect.isclass(target) else target)
     kinds: dict[str, object] = {}
     for name, each in signature.parameters.items():
@@ -67,8 +67,8 @@ def _name_cure(name: str) -> str:
 def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = (), kind: type = object
 ) -> Callable[..., Any]:
-    """Import the class or function of ``component``, check that it takes the keys, and return it. The component is of
-    the reader's own config, or :func:`~loop_recipes.config.stored.check_stored` has passed it.
+    """Import and return the class or function of ``component``, and check that it takes the keys. The component is in
+    the user's own config, or :func:`~loop_recipes.config.stored.check_stored` has accepted it.
 
     Args:
         path: key of the node, for messages.
@@ -112,7 +112,7 @@ def check_component(
 
 
 def _require_kind(path: str, name: str, kind: type, holds: bool) -> None:
-    """Raise ConfigError unless ``holds``: the object called ``name`` is of a kind."""
+    """Raise ConfigError unless ``holds`` is true, that is, the object called ``name`` is of the kind."""
     expected = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
     cure = f'derive it from {kind.__module__}.{kind.__name__} (docs/architecture.md, "How to add")'
     require(holds, f"{path}: {name} is not {expected}; {cure}")
@@ -122,7 +122,7 @@ def build_checked(key: str, component: Mapping[str, Any], kind: type, *args: Any
     """Check the ``component`` under ``key`` of a config, and build it as :func:`build` does: an instance of ``kind``.
 
     Raises:
-        ConfigError: as :func:`check_component`, or it refuses its arguments.
+        ConfigError: as in :func:`check_component`, or the component refuses its arguments.
     """
     check_component(key, component, len(args), kwargs, kind)
     with raised_as(ConfigError, f"{key}: ", TypeError, ValueError, OSError):

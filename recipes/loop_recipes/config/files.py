@@ -48,7 +48,7 @@ _MERGE_ERRORS = (OmegaConfBaseException, YAMLError, TypeError, ValueError, Asser
 
 
 def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appworld") -> DictConfig:
-    """Return the config that ``tune run recipe --config name overrides...`` runs with.
+    """Return the config of ``tune run recipe --config name overrides...``.
 
     Args:
         name: a machine as in `tune ls`, with or without the recipe's name before it, or a YAML file.
@@ -71,7 +71,7 @@ def compose(name: str, overrides: Sequence[str] = (), recipe: str = "loop_appwor
 
 
 def pin_models(config: DictConfig) -> list[str]:
-    """Replace each hub model's name in ``config`` by the name with its present commit.
+    """Add the present commit to the name of each hub model in ``config``.
 
     Returns:
         The changes as words of a command line.
@@ -103,13 +103,13 @@ def check_overrides(words: Sequence[str], recipe: str = "loop_appworld") -> None
 
 
 def _check_no_kind(key: str) -> None:
-    """Refuse a misspelt kind as a key: kinds are in no schema."""
+    """Raise ConfigError if a key is a misspelt kind of file, as no schema has the kinds."""
     if key not in KINDS and (near := similar_names(key, KINDS, TYPING_ERROR)):
         raise ConfigError(f"unknown key {key!r}; {did_you_mean(near)}")
 
 
 def _word_cure(word: str, after: str, recipe: str) -> str:
-    """Return the cure for a word that is not ``key=value``, with the word ``after`` it."""
+    """Return the cure for a ``word`` that is not ``key=value``; ``after`` is the next word."""
     known = config_files(recipe)
     if Path(word).is_dir():
         return f"did you mean {'run' if recipe == 'eval_appworld' else 'output_dir'}={word}?"
@@ -124,7 +124,7 @@ def _word_cure(word: str, after: str, recipe: str) -> str:
 
 
 def config_name(name: str, recipe: str) -> str:
-    """Return ``name`` as `tune run` takes it: a file, or with the name of ``recipe`` before it where it has none."""
+    """Return ``name`` as `tune run` takes it: a file, or a name that begins with the recipe's."""
     return name if Path(name).is_file() or "/" in name or name.endswith(".yaml") else f"{recipe}/{name}"
 
 
@@ -136,7 +136,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of a run, or several of one kind as one: its name, its content, and the files that it names by kind."""
+    """A config file of a run, or several files of one kind merged: name, content, and the files it names, by kind."""
 
     name: str
     content: Tree
@@ -144,7 +144,7 @@ class _File:
 
 
 def _layers(files: Mapping[str, _File], recipe: str) -> list[Tree]:
-    """Return the layers of a config, each over those before it; ``files`` as :func:`_files` returns them."""
+    """Return the layers of a config; each overrides the layers before it. ``files`` are those of :func:`_files`."""
     verb = RECIPES[recipe]
     traits = files["machine"].content.get("traits") or []
     common: dict[str, Tree] = {"world": {}, "preset": {}, "algorithm": {}, "own": {}}
@@ -182,21 +182,21 @@ def _check_recipe(kind: str, file: _File, common: Tree, special: Tree, recipe: s
 
 
 def _evaluated(trained: Tree) -> Tree:
-    """Turn a training's keys into those of its evaluation: its ``output_dir`` is the ``run`` to evaluate."""
+    """Turn a training's keys into the keys of its evaluation: ``output_dir`` becomes ``run``."""
     if not _is_of_training(trained):
         return trained
     return {("run" if key == "output_dir" else key): value for key, value in trained.items()}
 
 
 def _is_of_training(keys: Tree) -> bool:
-    """Return whether all keys are those of a training."""
+    """Return whether all keys are keys of a training config."""
     from loop_recipes.config.loop_config import LoopConfig  # a file of functions is tried without its many schemas
 
     return keys.keys() <= fields_of(LoopConfig).keys()
 
 
 def _folder(files: Mapping[str, _File], common: Mapping[str, Tree], special: Mapping[str, Tree], verb: str) -> Tree:
-    """Return the output folder of a run of more files than its machine's, named by all of them."""
+    """Return the output folder of a run of several config files, named after all of them."""
     named = [kind for kind in (*KINDS[1:], "own") if kind in files]
     if verb == "eval" and not common["preset"]:  # a preset of evaluations alone is not one of the run's
         named = [kind for kind in named if kind != "preset"]
@@ -212,7 +212,7 @@ def _folder(files: Mapping[str, _File], common: Mapping[str, Tree], special: Map
 
 
 def _files(name: str, choices: Mapping[str, str], recipe: str) -> dict[str, _File]:
-    """Return the files of a run by kind, and as ``own`` the file of the command line where that is not a machine's.
+    """Return the files of a run by kind; ``own`` is the command line's file if that is not a machine's.
 
     Args:
         choices: names or paths from the command line, by kind.
@@ -232,7 +232,7 @@ def _files(name: str, choices: Mapping[str, str], recipe: str) -> dict[str, _Fil
 
 
 def _machine(file: Path, recipe: str, above: tuple[Path, ...] = ()) -> _File:
-    """Read a machine, merged over the machine that it names, and so on."""
+    """Read a machine's file, merged over the file of the machine that it names, and so on."""
     if file in above:
         raise ConfigError(f"machine: {' -> '.join(path.name for path in (*above, file))} goes in a circle")
     own = _read(file, recipe)
@@ -266,7 +266,7 @@ def _chosen(kind: str, value: Any, folder: Path, recipe: str) -> list[Path]:
 
 
 def _file_of_run(name: str, recipe: str) -> Path:
-    """Return the file that stands first on a command line."""
+    """Return the config file that is the first word of a command line."""
     known = config_files(recipe)["machine"]
     stem = name.removeprefix(f"{recipe}/")
     is_file = Path(name).is_file()
@@ -289,7 +289,7 @@ def _file_of_run(name: str, recipe: str) -> Path:
 
 
 def _config_of(folder: Path, recipe: str) -> str:
-    """Return the words to give in place of a run's folder."""
+    """Return the words that the user should give in place of a run's folder."""
     own, stored = folder / "train.yaml", folder / "config.yaml"
     if own.is_file():
         return str(own)
@@ -300,7 +300,7 @@ def _config_of(folder: Path, recipe: str) -> str:
 
 
 def _file_cure(name: str, stem: str, folder: Path, known: Mapping[str, Path], prefix: str = "") -> str:
-    """Return the cure for a name (``stem`` among ``known``) that is neither known nor a file in ``folder``."""
+    """Return the cure for a name that is neither one of ``known`` (there as ``stem``) nor a file in ``folder``."""
     there_are = f"there are: {', '.join(f'{prefix}{one}' for one in known)}, or give a YAML file"
     no_file = f"there is no such file in {(folder / name).absolute().parent}"
     return nearest(stem, list(known), no_file if name.endswith((".yaml", ".yml")) else there_are)
@@ -331,7 +331,7 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
 
 
 def _check_no_section(key: str, before: Any, value: str) -> None:
-    """Refuse a text in place of a section, whose keys others refer to."""
+    """Raise ConfigError if a text replaces a section to whose keys other keys refer."""
     if isinstance(before, dict) and before and "_component_" not in before and not value.startswith(("{", "$")):
         first = next((name for name in ("path", "name") if name in before), next(iter(before)))
         cure = f"set one of them, such as {key}.{first}"
@@ -346,7 +346,7 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
-    """Delete a key, and the sections that are empty without it; ``word`` asks for it."""
+    """Delete a key, and the sections that become empty; ``word`` is the word of the command line that asks for it."""
     outer, rest = path[0], path[1:]
     section: Any = keys.get(outer)
     if outer not in keys or (rest and not isinstance(section, dict)):
@@ -361,7 +361,7 @@ def _leave_out(keys: Tree, path: Sequence[str], word: str) -> None:
 
 
 def _merged(base: Tree, over: Mapping[str, Any], identity: Sequence[str] = ("_component_", "name")) -> Tree:
-    """Merge ``over`` over ``base``; a section with another ``identity`` replaces the one below."""
+    """Merge ``over`` over ``base``; a section with a different ``identity`` replaces the section in ``base``."""
     result = dict(base)
     for key, value in over.items():
         before = base.get(key)

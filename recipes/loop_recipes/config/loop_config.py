@@ -204,7 +204,7 @@ class UpdateConfig:
     entropy with ``exact_entropy``, and 6 its advantage where it has one of its own, as with a critic."""
 
     def return_of(self, rollout: Rollout) -> float:
-        """Return the value to learn from, in [0, 1]: the part of the grade that these keys choose."""
+        """Return the value in [0, 1] to learn from, the part of the grade that these keys choose."""
         if self.unfinished_return == "zero" and rollout.end_reason != "completed":
             return 0.0
         return rollout.reward if self.episode_return == "reward" else float(rollout.success)
@@ -215,9 +215,9 @@ AS_GRADED = UpdateConfig()
 
 @dataclass(frozen=True, config=STRICT)
 class DevEvaluationConfig:
-    """Scores during training, for choosing a checkpoint: ``runs`` rollouts of every task, made while the next iteration
-    updates, or after it where GPUs are shared. The checkpoint with the best success is kept. `eval_appworld` makes the
-    scores to report."""
+    """Scores during training, for choosing a checkpoint: ``runs`` rollouts of every task, made during the update of the
+    next iteration, or after it if GPUs are shared. The checkpoint with the best success is kept. The scores to
+    report are those of `eval_appworld`."""
 
     every: NonNegativeInt = 0
     """Scores the policy before the first iteration and after each ``every``; 0 never."""
@@ -240,7 +240,7 @@ class DevEvaluationConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class StopConfig:
-    """Conditions under which a run stops by itself, saying why."""
+    """Conditions under which a run stops by itself and says why."""
 
     iterations_without_signal: int | None = 10
     """Iterations in a row without a rollout with an advantage after which the run stops; null never."""
@@ -248,7 +248,7 @@ class StopConfig:
     """Value of the metric ``approx_kl`` above which the run stops; null never."""
 
     def reason(self, idle_iterations: int, approx_kl: float) -> str | None:
-        """Return why to stop now, or None."""
+        """Return the reason to stop now, or None."""
         if self.iterations_without_signal is not None and idle_iterations >= self.iterations_without_signal:
             return f"{idle_iterations} iterations without signal (stop.iterations_without_signal)"
         if self.max_approx_kl is not None and approx_kl > self.max_approx_kl:
@@ -258,10 +258,10 @@ class StopConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class GapConfig:
-    """Thresholds for abs(sampler log-prob - learner log-prob): the verdict of an iteration goes by the 99th percentile,
-    of a mixture of experts in half precision by the mean; a published version is refused by the mean and the 90th
-    percentile over its canary. In half precision the verdict also goes by the gap before the first step: twice that is
-    ok, and eight times that is broken, within these two."""
+    """Thresholds for the gap abs(sampler log-prob - learner log-prob). An iteration is judged by the 99th percentile, a
+    mixture of experts in half precision by the mean. A published version is refused by the mean and the 90th
+    percentile over its canary. In half precision the gap before the first step counts, too: between these thresholds,
+    a gap up to twice that first gap is ok, and a gap above eight times the first is broken."""
 
     ok: float = 1e-3
     """Largest gap with the verdict "ok", above it perhaps "drift"; a canary's mean may be this large."""
@@ -292,7 +292,7 @@ class EndpointConfig:
 
     @property
     def digest(self) -> str:
-        """A text that changes with everything that a result depends on, as far as this side knows it."""
+        """A text that identifies everything known here on which a result depends."""
         return f"endpoint {self.url} {self.model} {json.dumps(self.request, sort_keys=True)}"
 
     def headers(self) -> dict[str, str]:
@@ -453,8 +453,8 @@ class LoopConfig(LearnerConfig, WithNode):
 
 
 def keys_to_keep(config: Any) -> dict[str, Any]:
-    """Return the keys of a config as a run's files store them: a hub model by its name and commit, which mean the same
-    on every machine."""
+    """Return the keys of a config as a run's files store them. A hub model is stored by name and commit, which mean the
+    same on every machine."""
     keys = as_keys(config)
     for section in (keys.get("model"), (keys.get("node") or {}).get("model")):
         if isinstance(section, dict) and isinstance(section.get("path"), str):

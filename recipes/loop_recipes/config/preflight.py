@@ -61,7 +61,7 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
 
 
 def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
-    """Check that ``ranks`` ranks (None: not known yet) can share rows as ``sequence_parallel`` says."""
+    """Check that ``ranks`` ranks can share rows as ``sequence_parallel`` says; None means not known yet."""
     sharers = config.sequence_parallel
     if sharers == 1:
         return
@@ -77,7 +77,7 @@ def _check_shared_rows(config: LearnerConfig, ranks: int | None) -> None:
 
 
 def check_sharers(sharers: int, ranks: int) -> None:
-    """Raise ConfigError unless ``ranks`` fall into groups of ``sharers``."""
+    """Raise ConfigError unless ``ranks`` is a multiple of ``sharers``, the size of a group."""
     require(ranks % sharers == 0, f"sequence_parallel is {sharers}; it must divide the {ranks} ranks of the trainer")
 
 
@@ -85,7 +85,7 @@ def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> N
     """Check that the folder ``name``, the value of ``key`` if given, holds an adapter of the base model of ``config``.
 
     Raises:
-        ConfigError: it does not, or was trained on other base weights, which ``accept_changes`` allows.
+        ConfigError: it does not, or the adapter has other base weights and ``accept_changes`` is off.
     """
     if not name:
         return
@@ -152,8 +152,8 @@ def _check_components(config: LearnerConfig) -> None:
 
 
 def _check_optimizer(config: LearnerConfig) -> None:
-    """Check by a step that the optimizer and its schedule take their options, and that checkpoints can hold the
-    optimizer's state."""
+    """Take a trial step to check that the optimizer and its schedule accept their options, and that checkpoints can
+    hold the optimizer's state."""
     weight = nn.Parameter(torch.zeros(64, 64))
     weight.grad = torch.zeros_like(weight)
     optimizer = build_checked("optimizer", config.optimizer, torch.optim.Optimizer, [weight])
@@ -251,7 +251,7 @@ def _check_servers(node: NodeConfig) -> None:
 
 
 def check_served(model: ModelConfig) -> None:
-    """Check the model of a rollout node as the node would; a ConfigError is one line with the folder and the cure."""
+    """Check a rollout node's model as the node itself would; a ConfigError is one line with the folder and the cure."""
     with raised_as(ConfigError, "node.model: "):
         base = BaseModel.read(model.path)
         check_served_as(model.path, base, model.max_context, model.dtype)

@@ -53,7 +53,7 @@ class WithNode:
 
     @property
     def child(self) -> NodeConfig:
-        """The node to launch; read this only where ``rollout_node.launch`` is on."""
+        """The node to launch; read this only if ``rollout_node.launch`` is on."""
         assert self.node is not None
         return self.node
 
@@ -63,7 +63,7 @@ class WithNode:
         return self.node is not None and self.node.servers.share is not None
 
     def check_compaction(self, key: str, limits: Limits) -> None:
-        """Raise ConfigError where the node would leave ``limits.compaction`` to a program."""
+        """Raise ConfigError if the node would leave ``limits.compaction`` to a program."""
         by_node = self.node is None or not is_harness(self.node.environment.name)
         of_program = f"{key}.compaction must be null: an agent of your own (harness) shortens its history itself"
         require(by_node or limits.compaction is None, of_program)

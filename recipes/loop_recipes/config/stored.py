@@ -36,10 +36,10 @@ _MAKERS = ("lr_schedules", "lr_schedulers", "_builders", "_model_builders")
 
 
 def read_stored(file: Path, section: type[Section]) -> tuple[dict[str, Any], Section]:
-    """Read the config of a run: its stored keys, and the ``section`` of them.
+    """Read a run's stored config. Return the keys, and an instance of ``section`` made of them.
 
     Raises:
-        ConfigError: the file cannot be read, :func:`check_stored` refuses it, or it is not such a section.
+        ConfigError: the file cannot be read, :func:`check_stored` refuses it, or the keys are not such a section.
     """
     _check_aliases(file)
     stored = read_file(file)
@@ -49,7 +49,7 @@ def read_stored(file: Path, section: type[Section]) -> tuple[dict[str, Any], Sec
 
 
 def _check_aliases(file: Path) -> None:
-    """Refuse YAML's aliases, by which ten lines can be arbitrarily large."""
+    """Refuse YAML's aliases, because ten lines with aliases can stand for arbitrarily much data."""
     try:
         with file.open(encoding="utf-8") as text:
             repeats = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
@@ -59,8 +59,8 @@ def _check_aliases(file: Path) -> None:
 
 
 def check_stored(stored: Any, path: str = "") -> None:
-    """Check that a run's stored config has no interpolation, and names only components that belong under their keys: a
-    folder's content is data, and others are imported only where the reader's own config names them.
+    """Check that a run's stored config has no interpolation, and names only components that belong under their keys. A
+    folder's content is data: any other component is imported only if the user's own config names it.
 
     Raises:
         ConfigError: one line that names the key; nothing has been resolved or imported.
@@ -84,8 +84,8 @@ def check_stored(stored: Any, path: str = "") -> None:
 
 
 def _is_trusted_elsewhere(name: str) -> bool:
-    """Return whether the reader trusts the package of a component. The packages of :data:`_PLACES` are never trusted
-    elsewhere, though every config names parts of them."""
+    """Return whether the user trusts the package of a component. The packages of :data:`_PLACES` are never trusted
+    under other keys, though every config names parts of them."""
     own = {prefix.partition(".")[0] for prefixes in _PLACES.values() for prefix in prefixes}
     return name.partition(".")[0] not in own and is_trusted(name)
 

@@ -13,9 +13,9 @@ from loop_recipes.engine.sharding import full_tensors, like_parameter, local_par
 
 
 class AdapterVersions:
-    """Keeps the adapter of every policy version that some rollout may still need, each rank its own shard.
+    """Keeps the adapters of the policy versions that some rollout may still need; each rank keeps its own shard.
 
-    Old log-probs belong to the version that sampled; with ``max_policy_lag`` 1 that can be the one before the newest.
+    Old log-probs belong to the version that sampled. With ``max_policy_lag`` 1 it may be the last but one.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,7 +37,7 @@ class AdapterVersions:
         }
 
     def forget_before(self, version: int) -> None:
-        """Drop the versions that are older."""
+        """Drop the versions older than ``version``."""
         self._adapters = {number: adapter for number, adapter in self._adapters.items() if number >= version}
 
     def forget(self, version: int) -> None:
@@ -51,7 +51,7 @@ class AdapterVersions:
 
     @contextmanager
     def active(self, version: int) -> Iterator[None]:
-        """Put a version's adapter into the model, and the present one back afterwards, bit for bit."""
+        """Put a version's adapter into the model, and afterwards restore the present adapter, bit for bit."""
         present = {name: local_part(p.detach()).clone() for name, p in self._parameters.items()}
         self._copy_in(self._adapters[version])
         try:

@@ -29,12 +29,12 @@ PAD_ID = 0  # without effect: padding is on the right of causal attention and se
 class Documents:
     """Lengths of the pieces of a packed row, in order; takes the place of an attention mask.
 
-    A piece is a rollout, or the rest of one after a beginning that it shares with another: its tokens then attend to
-    that beginning too. ``borders`` [b + 1], int32, are where pieces begin and end, on the micro-batch's device.
-    ``longest`` [tokens of the longest rollout, 0] holds that number as a size: torch.compile would make a new graph for
-    each number, and makes none for a size. ``part`` is this rank's part of the row.
+    A piece is a rollout, or what follows a beginning that a rollout shares with another; its tokens then attend to the
+    beginning, too. ``borders`` [b + 1], int32, are where pieces begin and end, on the micro-batch's device. ``longest``
+    [tokens of the longest rollout, 0] holds that number as a size, because torch.compile would make a new graph for
+    each number, but makes none for a size. ``part`` is this rank's part of the row.
 
-    ``keys`` are the tokens that each piece attends to, causally from its end; None where that is the piece.
+    ``keys`` are the tokens to which each piece attends, causally from their end; None if these are the piece itself.
     """
 
     lengths: tuple[int, ...]
@@ -48,7 +48,7 @@ class Documents:
         """Describe a row of pieces of these lengths.
 
         Args:
-            keys: for each piece the places in the row that it attends to; its own are the last.
+            keys: for each piece the places in the row to which it attends; the piece's own places come last.
         """
         longest = max(lengths if keys is None else map(len, keys))
         known = None if keys is None else Keys.of(keys)
@@ -63,7 +63,7 @@ class Documents:
 class MicroBatch:
     """Whole rollouts for one forward and backward pass.
 
-    Ranks that share a packed row have a part of the s positions each, and the whole of everything else.
+    If ranks share a packed row, each has a part of the s positions and the whole of everything else.
 
     Attributes:
         rollout_ids: b ids, in the order of every per-rollout tensor here.
@@ -71,9 +71,9 @@ class MicroBatch:
         input_pos: [r, s], each token's position in its own rollout.
         documents: None for padded rows (causal attention; padding is on the right, out of sight); the pieces
             of the one row when packed.
-        rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token; [m] of the
-            ``own`` ones where ranks share the row.
-        own: [m], index into the n sampled tokens of those predicted here; None where all are.
+        rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token; [m], for
+            the tokens ``own``, if ranks share the row.
+        own: [m], index into the n sampled tokens of those that this rank predicts; None if it predicts all.
         targets: [n], the sampled tokens.
         rollout_index: [n], 0..b-1.
         turn_index: [n], 0..t-1, dense over the micro-batch.
@@ -112,7 +112,7 @@ class MicroBatch:
         }
 
     def split(self, per_token: Tensor) -> dict[str, Tensor]:
-        """Cut a per-token result [n] into the rollouts' own [n_i], by rollout id."""
+        """Cut a per-token result [n] into one tensor [n_i] for each rollout, by rollout id."""
         counts = torch.bincount(self.rollout_index, minlength=len(self.rollout_ids)).tolist()
         return dict(zip(self.rollout_ids, per_token.split(counts), strict=True))
 
@@ -142,13 +142,13 @@ class StepBatch(MicroBatch):
 
 
 def collate(samples: Sequence[Sample], pad_id: int, packed: bool, part: RowPart = WHOLE) -> MicroBatch:
-    """Make one micro-batch of the samples, in their order; without samples, an all-ignored one.
+    """Make one micro-batch of the samples, in their order. Without samples, make an all-ignored one.
 
-    The all-ignored micro-batch is one row of one padding token with n = b = 0: it runs every collective of a real one
-    and contributes zero, for ranks that have run out of rollouts.
+    The all-ignored micro-batch is for ranks that have run out of rollouts. It is one row of one padding token with
+    n = b = 0; it runs every collective of a real one and contributes zero.
 
     Args:
-        part: this rank's of a packed row, which is filled up with padding tokens until its parts are equal.
+        part: this rank's part of a packed row; padding tokens fill up the row until all parts are equal.
     """
     tokens, positions, documents, places = (_packed if packed else _padded)(samples, pad_id, part)
     turns_before = 0
@@ -188,7 +188,7 @@ Rows = tuple[Tensor, Tensor, Documents | None, list[Tensor]]
 
 
 def _packed(samples: Sequence[Sample], pad_id: int, part: RowPart) -> Rows:
-    """Lay out one row, in which the beginning that sequences of an episode share stands once."""
+    """Lay out one row. A beginning that sequences of an episode share is stored only once."""
     pieces = lay_out(samples)
     own = [(samples[piece.number].token_ids, piece) for piece in pieces if piece.shared < len(piece.places)]
     lengths, keys = [len(ids) - piece.shared for ids, piece in own], [piece.places for _, piece in own]
@@ -205,7 +205,7 @@ def _packed(samples: Sequence[Sample], pad_id: int, part: RowPart) -> Rows:
 
 
 def _padded(samples: Sequence[Sample], pad_id: int, part: RowPart) -> Rows:
-    """Lay out a row for each sequence, or one of padding."""
+    """Lay out a row for each sequence; without sequences, one row of padding."""
     width = max([sample.tokens for sample in samples], default=1)
     tokens = torch.full((max(1, len(samples)), width), pad_id)
     for row, sample in enumerate(samples):
@@ -234,12 +234,12 @@ def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, p
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The layout by which the rollouts of all ranks become micro-batches of one rank.
+    """The layout that says how one rank's micro-batches are made of the rollouts of all ranks.
 
     Attributes:
         token_budget: tokens of a micro-batch of one rank, padding included.
         packed: several rollouts stand in one row in place of padding.
-        world_size, rank: ranks that share rows are one rank here, whose budget is that of all of them.
+        world_size, rank: ranks that share rows count as one rank here, with the budget of all of them together.
         part: this rank's part of each row.
     """
 
@@ -278,8 +278,8 @@ def step_batches(samples: Sequence[CreditedSample], layout: BatchLayout) -> list
 
 
 def computed(samples: Sequence[Sample], layout: BatchLayout) -> list[tuple[int, int]]:
-    """Return (tokens, tokens shared with an earlier sequence) of each sequence as micro-batches hold them: the
-    difference goes through the model."""
+    """Return (tokens, tokens shared with an earlier sequence) of each sequence, as micro-batches hold the sequences.
+    The difference is the number of tokens that go through the model."""
     if not layout.packed:
         return [(sample.tokens, 0) for sample in samples]
     laid = (piece for unit, _ in units(samples, layout.row_budget) for piece in lay_out(unit))
@@ -305,7 +305,7 @@ def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _cat_optional(samples: Sequence[CreditedSample], name: str) -> Tensor | None:
-    """Join the samples' optional per-token tensors; None where none has them. Without samples, an empty tensor."""
+    """Join the samples' optional per-token tensors: None if no sample has one, an empty tensor without samples."""
     by_rollout = {sample.rollout_id: getattr(sample, name, None) for sample in samples}
     values = [value for value in by_rollout.values() if value is not None]
     if samples and not values:

@@ -46,7 +46,7 @@ BACKWARD = {"BLOCK_B": 128, "BLOCK_V": 128, "BLOCK_D": 32, "num_warps": 8, "num_
 
 @triton.jit
 def add_under_lock(pointers, values, mask, lock):
-    """Add to memory that other programs add to; ``lock`` is 0 when nobody does."""
+    """Add to memory to which other programs add, too; ``lock`` is 0 while none of them does."""
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass
     before = tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_last")
@@ -76,7 +76,7 @@ def block_log_sum_exp(
     """Write ``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``,
     which ``CAP``, unless it is None, caps.
 
-    Programs of the same words come one after the other, so that the weight is read from memory about once.
+    Programs for the same words run one after the other, so that the weight is read from memory about once.
     """
     token_blocks = tl.cdiv(n, TOKENS)
     tokens = tl.program_id(0) % token_blocks * TOKENS + tl.arange(0, TOKENS)
@@ -119,10 +119,10 @@ def padded(tensor: Tensor) -> Tensor:
 
 
 class CutCrossEntropyFunction(torch.autograd.Function):
-    """``(hidden [n, d], weight [v, d], targets [n], cap)``, n above 0, to log-probs [n] in fp32; ``cap`` or None.
+    """Maps ``(hidden [n, d], weight [v, d], targets [n], cap or None)``, n above 0, to log-probs [n] in fp32.
 
-    ``hidden`` (contiguous) and ``weight`` are bf16 or fp16, both the same. Only ``hidden`` gets a gradient; no block is
-    left out of it for being small.
+    ``hidden`` (contiguous) and ``weight`` are both bf16 or both fp16. Only ``hidden`` gets a gradient. The gradient
+    includes even the smallest blocks.
     """
 
     @staticmethod

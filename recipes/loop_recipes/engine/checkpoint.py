@@ -64,7 +64,7 @@ def _checkpoints(root: Path) -> list[tuple[int, Path]]:
 
 
 def save_training_state(root: Path, iteration: int, training: TrainingState) -> Path:
-    """Write the checkpoint of ``iteration``; a crash on the way leaves none."""
+    """Write the checkpoint of ``iteration``. A crash while writing leaves no checkpoint."""
     bring_back(root)
     for leftover in root.glob(".*partial*"):
         _remove(leftover)
@@ -85,8 +85,8 @@ def load_latest(root: Path, further: Collection[str] = ()) -> TrainingState | No
     """Return the newest checkpoint under ``root``; None if the run was requeued before its first, to start anew.
 
     Raises:
-        ConfigError: see :func:`load_training_state`; or ``further``, the names of weights trained beside the policy's,
-            differ from the checkpoint's.
+        ConfigError: see :func:`load_training_state`; or the checkpoint has other names of weights trained beside the
+            policy's than ``further``.
     """
     folder = latest_checkpoint(root)
     if folder is None:
@@ -129,8 +129,8 @@ def load_training_state(folder: Path) -> TrainingState:
 
 
 def prune_checkpoints(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
-    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``. The next pruning
-    tries again where removing failed; the log reports it once."""
+    """Remove all but the newest ``keep_last`` checkpoints and those of the iterations in ``keep``. If removing a
+    checkpoint fails, the log reports it once and the next pruning tries again."""
     for iteration, path in _checkpoints(root)[:-keep_last]:
         if iteration not in keep:
             _remove(path)
@@ -158,7 +158,7 @@ def _generator_states() -> bytes:
 
 
 def restore_generators(saved: Mapping[str, Tensor], rank: int) -> None:
-    """Set this rank's generators as :func:`all_generators` read them; a rank that the run did not have starts anew."""
+    """Restore this rank's generators from :func:`all_generators`; a rank that did not exist then starts anew."""
     data = saved.get(f"rank{rank}")
     if data is None:
         return

@@ -36,13 +36,13 @@ VARLEN = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).paramet
 
 
 def enable_cuda_layers(model: TransformerDecoder) -> None:
-    """Give the model's attention, LoRA and norm layers these forward passes.
+    """Give the model's attention, LoRA and norm layers the forward passes of this module.
 
     Parameters, names and hooks stay. Call before ``fully_shard``.
 
     Raises:
-        ConfigError: the model has an attention without such a pass, or one that torchtune normalises where no known
-            model does.
+        ConfigError: the model has an attention without such a pass, or an attention that torchtune normalises at a
+            point where no known model does.
     """
     for layer in model.layers:
         attention: Any = layer.attn
@@ -57,26 +57,26 @@ def enable_cuda_layers(model: TransformerDecoder) -> None:
 
 
 def on_cuda(x: Tensor) -> bool:
-    """Return whether layers compute as CUDA wants it; replaced in tests without a GPU."""
+    """Return whether ``x`` is on CUDA, so that layers use these passes; replaced in tests without a GPU."""
     return x.is_cuda
 
 
 def in_one_call(x: Tensor) -> bool:
-    """Return whether attention of a packed row of such numbers is one call of ``varlen_attn``."""
+    """Return whether attention of a packed row on the device and in the dtype of ``x`` is one ``varlen_attn`` call."""
     return VARLEN and on_cuda(x) and x.dtype in HALF
 
 
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None, window: int | None = None
 ) -> Tensor:
-    """Return the attention [s, heads, width] of a packed row's documents, each causally to itself.
+    """Return the attention [s, heads, width] of a packed row's documents; each attends causally to itself.
 
-    A document that goes on from another attends to its beginning too: flash attention takes the queries of a piece as
+    A document that continues a shared beginning attends to that, too: flash attention takes the queries of a piece as
     the last of its keys.
 
     Args:
         scale: factor of the scores; None is one over the root of the width. ``k`` and ``v`` may have fewer heads.
-        window: how many tokens a token attends to, itself among them; None is all before it.
+        window: how many tokens a token attends to, itself included; None means itself and all before.
     """
     borders, longest, key_borders = documents.borders, documents.longest.shape[0], documents.borders
     if documents.keys is not None:
@@ -87,7 +87,7 @@ def causal_attention(
 
 
 class PackedAttention(MultiHeadAttention):
-    """An attention whose packed rows in half precision on CUDA go through ``varlen_attn``; torchtune's by itself."""
+    """torchtune's attention, but packed rows in half precision on CUDA go through ``varlen_attn``."""
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None
@@ -98,7 +98,7 @@ class PackedAttention(MultiHeadAttention):
         return self.packed(x, mask, input_pos)
 
     def packed(self, x: Tensor, documents: Documents, input_pos: Tensor | None) -> Tensor:
-        """Return the self-attention [1, s, d] of the rollouts of one row, each causally to itself."""
+        """Return the self-attention [1, s, d] of the rollouts of one row; each attends causally to itself."""
         q, k, v = heads(self, x, input_pos)
         # squeeze, because the gradient of an index would be a copy among zeros.
         q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
@@ -110,12 +110,12 @@ class PackedAttention(MultiHeadAttention):
 
 
 class PackedNormFirstAttention(PackedAttention, NormFirstAttention):
-    """The same for an attention that normalises queries and keys before it rotates them."""
+    """:class:`PackedAttention` that normalises queries and keys before it rotates them."""
 
 
 class FoldedLoRA(torch.autograd.Function):
-    """``x W' + bias + (scale * x A') B'`` of rows x [s, in], where W and bias are frozen; W is made of its parts
-    forward and again backward."""
+    """``x W' + bias + (scale * x A') B'`` of rows x [s, in] with frozen W and bias. W is made from its parts in the
+    forward pass, and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Any, a: Tensor, b: Tensor, scale: float, whole: Any, *parts: Any) -> Tensor:
@@ -139,15 +139,15 @@ class FoldedLoRA(torch.autograd.Function):
 
 @torch.library.custom_op("loop_recipes::add_product", mutates_args=("out",))
 def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to ``out``. A compiler keeps it as it is; it would replace ``addmm_`` by a product that is
-    not in place, for which torch first copies ``out``."""
+    """Add ``left @ right`` to ``out``. torch.compile keeps this operator. It would replace ``addmm_`` with a product
+    that is not in place, for which torch first copies ``out``."""
     out.addmm_(left, right)
 
 
 class FoldedLoRALinear(LoRALinear):
-    """torchtune's LoRA layer, in the precision of its input; without dropout as :class:`FoldedLoRA` computes it.
+    """torchtune's LoRA layer, in the precision of its input. Without dropout :class:`FoldedLoRA` computes it.
 
-    Where alpha / rank is a power of two the two are the same to the last bit on a CPU; anywhere they are to rounding.
+    Both give the same up to rounding, and on a CPU to the last bit if alpha / rank is a power of two.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class FoldedLoRALinear(LoRALinear):
         return F.linear(x, self.weight, self.bias)
 
     def frozen(self) -> tuple[Any, ...]:
-        """Return the function that makes the frozen weight [out, in], and the parts that it takes."""
+        """Return the function that makes the frozen weight [out, in], and the parts to call it with."""
         return _itself, self.weight
 
 
@@ -175,10 +175,10 @@ def _itself(weight: Tensor) -> Tensor:
 
 
 class RotatedHeads(torch.autograd.Function):
-    """Rotary positions of halves: ``x cos + y sin``, where y is x [b, s, heads, width] with its halves changed over.
+    """Rotary positions of halves: ``x cos + y sin``, where y is x [b, s, heads, width] with its two halves swapped.
 
-    ``cos`` and ``sin`` [b, s, 1, width]; the sines of the first half are negative. Backwards heads are turned back,
-    which takes as few kernels; the gradients of slices would be copies among zeros.
+    ``cos`` and ``sin`` are [b, s, 1, width]; the sines of the first half are negative. The backward pass turns heads
+    back with as few kernels; the gradients of slices would be copies among zeros.
     """
 
     @staticmethod
@@ -197,7 +197,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
 
 
 class RotatedRope(Qwen2RotaryPositionalEmbeddings):
-    """torchtune's rotary positions of halves; on CUDA as :class:`RotatedHeads` computes them."""
+    """torchtune's rotary positions of halves; on CUDA :class:`RotatedHeads` computes them."""
 
     def forward(self, x: Tensor, input_pos: Tensor | None = None) -> Tensor:
         if not on_cuda(x) or input_pos is None:
@@ -211,11 +211,11 @@ class RotatedRope(Qwen2RotaryPositionalEmbeddings):
 
 
 class RotatedScaledRope(RotatedRope, ScaledRope):
-    """The same with scaled frequencies."""
+    """:class:`RotatedRope` with scaled frequencies."""
 
 
 class FusedRMSNorm(RMSNorm):
-    """torchtune's RMSNorm; on CUDA in one kernel where input and weight are of one precision."""
+    """torchtune's RMSNorm; on CUDA one kernel if input and weight have the same precision."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not on_cuda(x) or x.dtype != self.scale.dtype:

@@ -15,9 +15,9 @@ class CutCrossEntropyLogProbs:
     """Apple's Cut Cross-Entropy (arXiv 2411.09009): logits live in on-chip memory only. CUDA; bf16 or fp16 only.
 
     The kernels' gradient filter, which skips blocks where softmax - onehot is small, is off: it would bias the ratios'
-    gradient. The target's logit and the sums over the vocabulary are in fp32, and no update gets lost, neither of which
-    holds for the package's own function (see cce_kernels.py). A scale other than 1 multiplies the hidden state, and
-    rounds it. The last bits of the gradient differ from run to run.
+    gradient. Unlike in the package's own function (see cce_kernels.py), the target's logit and the sums over the
+    vocabulary are in fp32, and no update gets lost. A scale other than 1 multiplies the hidden state, and rounds it.
+    The last bits of the gradient differ from run to run.
 
     Raises:
         ValueError: (on call) tensors not on CUDA, hidden states in fp32, or a head that wants a gradient.
@@ -43,5 +43,5 @@ class CutCrossEntropyLogProbs:
         return CutCrossEntropyFunction.apply(scaled.contiguous(), weight, targets, cap)
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy as :meth:`TiledLogProbs.entropy` does; the kernels do not give it."""
+        """Return the entropy of :meth:`TiledLogProbs.entropy`, because the kernels give none."""
         return TensorCoreLogProbs().entropy(hidden, weight, scale, cap)

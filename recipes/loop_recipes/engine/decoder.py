@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class LogProbDecoder(LogProbModule, TransformerDecoder):
     """A torchtune decoder that answers with the log-probs of given tokens in place of all logits.
 
-    It takes over the modules of an existing decoder, so parameter names, LoRA, ``fully_shard`` (call it after, on this
-    module as root; do not shard ``output`` on its own) and activation checkpointing work as they do there.
+    It takes over an existing decoder's modules, so parameter names, LoRA, ``fully_shard`` and activation checkpointing
+    work as there. Call ``fully_shard`` afterwards, on this module as root; do not shard ``output`` on its own.
 
     Args:
         decoder: the model to take over; its attention learns to accept packed rows.

@@ -32,7 +32,7 @@ whole_row = Row[Documents | Keys]()
 
 @functools.cache
 def kernel() -> Callable[..., Any] | None:
-    """Return flash-linear-attention's delta rule; None where it is not available."""
+    """Return flash-linear-attention's delta rule; None if the package is not available."""
     try:
         rule: Callable[..., Any] = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     except Exception:  # it is not installed, or finds no Triton
@@ -41,8 +41,8 @@ def kernel() -> Callable[..., Any] | None:
 
 
 def takes_segments(mixer: nn.Module) -> None:
-    """Have the modules of a mixer's architecture compute the delta rule as :func:`in_segments` does, and the
-    convolution before it as :func:`by_document`; a mixer without a delta rule stays as it is."""
+    """Make the modules of a mixer's architecture compute the delta rule by :func:`in_segments`, and the convolution
+    before it by :func:`by_document`. A mixer without a delta rule stays unchanged."""
     module = sys.modules[type(mixer).__module__]
     if hasattr(module, "torch_chunk_gated_delta_rule"):
         for name, replacement in _REPLACEMENTS.items():
@@ -58,7 +58,7 @@ def takes_bounds(mixer: nn.Module, x: Tensor) -> bool:
 
 
 def by_document(chosen: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``chosen``, transformers' causal convolution of [1, channels, s], of a whole row for each document."""
+    """Wrap ``chosen``, transformers' causal convolution of [1, channels, s], to run on each document of a whole row."""
 
     @functools.wraps(chosen)
     def convolution(x: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -71,8 +71,8 @@ def by_document(chosen: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def in_segments(chosen: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel on CUDA where it is installed; else the reference of ``chosen``, transformers' delta rule, a
-    segment at a time."""
+    """Wrap ``chosen``, transformers' delta rule: on CUDA call the kernel if it is installed, else call the reference of
+    ``chosen`` on one segment at a time."""
     reference = inspect.unwrap(chosen)
 
     @functools.wraps(chosen)

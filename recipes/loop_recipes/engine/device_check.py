@@ -27,7 +27,7 @@ powers of two. They are set in this process alone: vLLM must not have them all."
 
 
 def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """Return the device that a config names, the rank's own if there are several, once it has computed in ``dtype``.
+    """Return the device that a config names, with several GPUs the rank's own, after a test computation in ``dtype``.
 
     Raises:
         ConfigError: the device cannot be used here.
@@ -54,7 +54,7 @@ def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.devi
 
 
 def _begin_cuda(gpus: int, ranks: int) -> None:
-    """Set up CUDA's allocator, unless the user did, and begin to use CUDA; torch itself names a driver's problem."""
+    """Set up CUDA's allocator, unless the user did, and begin to use CUDA. torch's error names a driver's problem."""
     require(torch.version.cuda, "device: torch is a CPU build here; install the CUDA one with `make setup GPU=1`")
     require(gpus > 0, "device: torch finds no GPU; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES if it is set")
     require(
@@ -87,7 +87,7 @@ def check_ranks(device: torch.device, deadline_s: float = ALL_REDUCE_DEADLINE_S)
     """Check that the ranks of a job can add up a number over their devices; every rank must call it.
 
     Raises:
-        ConfigError: not within ``deadline_s``, or the sum is wrong.
+        ConfigError: no sum within ``deadline_s``, or a wrong one.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return

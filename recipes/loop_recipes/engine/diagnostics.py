@@ -27,19 +27,19 @@ BROKEN_GAP = (
 
 
 def gap_limits(thresholds: GapConfig, base_gap: float | None) -> GapConfig:
-    """Return the thresholds by which a gap is judged beside that of the policy that the run began with.
+    """Return the thresholds for a later gap, given the gap of the policy that the run began with.
 
-    How far two programs are apart in half precision is a matter of the model, the kernels and the machine: at the 99th
-    percentile 0.03 nats are reported at 32B and 0.15 were measured at 135M, so that one number is too strict for the
-    small model and too lenient for the large one. Before the first step the policy is the base model (or the initial
-    adapter, or its B is zero), so the first iteration's gap is the base's own, over thousands of tokens. A later gap is
-    ok up to ``OK_TIMES`` times that: sharper or flatter policies move it by less. Above ``BROKEN_TIMES`` times it the
-    servers compute something else than the learner. Both stay within the thresholds of the config: a gap that they call
-    ok is never called worse, a broken one never better, so a wrong base model is not an excuse for itself.
+    How far two programs are apart in half precision depends on the model, the kernels and the machine: at the 99th
+    percentile 0.03 nats are reported at 32B and 0.15 were measured at 135M, so one number is too strict for the small
+    model and too lenient for the large one. The first iteration's gap is that of the base model (with the initial
+    adapter, or with B zero), over thousands of tokens. A later gap is ok up to ``OK_TIMES`` times the first, because
+    sharper or flatter policies change the gap by less. Above ``BROKEN_TIMES`` times the first, the servers compute
+    something else than the learner. The config's thresholds bound both: a gap that they call ok is never called worse,
+    and a gap that they call broken never better, so a wrong base model cannot excuse itself.
 
     Args:
-        base_gap: the first iteration's, in nats; None in float32, where two right programs agree
-            to 0.001 whatever the model, and in that iteration itself.
+        base_gap: the first iteration's gap in nats; None in that iteration itself, and in float32, where two right
+            programs agree to 0.001 for every model.
     """
     if base_gap is None:
         return thresholds
@@ -48,8 +48,8 @@ def gap_limits(thresholds: GapConfig, base_gap: float | None) -> GapConfig:
 
 
 def judged_gap(model: AnyDecoder, half: bool) -> str:
-    """Return the gap metric to judge by: the 99th percentile, of a mixture of experts in half precision the mean. There
-    a token near a tie goes to other experts on the other side, so that single tokens are a nat apart."""
+    """Return the gap metric to judge by: the 99th percentile, or the mean for a mixture of experts in half precision.
+    There the two sides send a token near a tie to different experts, so that single tokens are a nat apart."""
     mixture = half and not isinstance(model, TransformerDecoder) and model.chooses_experts
     return "gap_mean" if mixture else "gap_p99"
 
@@ -77,12 +77,12 @@ def canary(
     samples: Sequence[Sample],
     version: int,
 ) -> dict[str, Any]:
-    """Return log-probs of the shortest rollout's first sampled tokens: of a version, the one before, the base model.
+    """Return log-probs of the shortest rollout's first sampled tokens under a version, the version before and the base.
 
     With :func:`tolerances` they are the node's ``Canary``. Call on every rank with the same samples.
 
     Args:
-        logprobs: gives those of samples under a version, by rollout id (``Scorer.logprobs``).
+        logprobs: gives the log-probs of samples under a version, by rollout id (``Scorer.logprobs``).
     """
     start = _beginning(min(samples, key=lambda sample: (sample.tokens, sample.rollout_id)), CANARY_TOKENS)
     expected, *others = (logprobs([start], of)[start.rollout_id].tolist() for of in (version, version - 1, None))
@@ -95,13 +95,13 @@ def canary(
 
 
 def tolerances(gap: GapConfig) -> dict[str, float]:
-    """Return how far a server may be from a canary: in the mean by the gap that counts as ok, at the 90th percentile by
-    the largest that does not count as broken."""
+    """Return how far a server may be from a canary: in the mean the largest gap that is ok, at the 90th percentile the
+    largest gap that is not broken."""
     return {"tolerance": gap.broken, "mean_tolerance": gap.ok}
 
 
 def _beginning(sample: Sample, count: int) -> Sample:
-    """Return the sample up to its ``count``-th sampled token."""
+    """Return the beginning of the sample, up to the ``count``-th sampled token."""
     return sample.beginning(int(sample.mask.nonzero().flatten()[:count][-1]) + 1)
 
 
@@ -122,11 +122,11 @@ def flops_metrics(
 
 
 def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
-    """Return the model FLOPs of one forward and backward pass over a rollout of ``length`` tokens, the first ``shared``
-    of which are another's; recomputation not counted.
+    """Return the model FLOPs of a forward and backward pass over a rollout of ``length`` tokens, without recomputation.
+    The first ``shared`` tokens belong to another rollout.
 
-    Per token two FLOPs a weight that it meets forward and two backward (frozen weights get no gradient of their own;
-    the head is left out), and for attention 4 * width forward for each token that it attends to, twice that backward.
+    A token costs two FLOPs forward and two backward for each weight that it meets (frozen weights get no gradient; the
+    head is left out). For each token that it attends to, attention costs 4 * width forward and twice that backward.
     """
     weights: float
     windows: Sequence[int | None]
@@ -140,7 +140,7 @@ def training_flops(model: AnyDecoder, length: int, shared: int) -> float:
 
 
 def _looks(length: int, window: int | None) -> float:
-    """Return the number of pairs of a token and one that it attends to."""
+    """Return the number of pairs of a token and a token to which it attends."""
     return length**2 / 2 if window is None or length <= window else window * (length - window / 2)
 
 
@@ -150,8 +150,8 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def out_of_memory(error: torch.OutOfMemoryError, micro_batch_tokens: int, device: torch.device, then: str) -> str:
-    """Return the line for a rank whose device has no memory left, with the keys that lower its need:
-    ``update.micro_batch_tokens``, and ``then``. Where other programs fill the device, no key helps."""
+    """Return the error line for a rank whose device has no memory left. It names the keys that lower the need,
+    ``update.micro_batch_tokens`` and ``then``. If other programs fill the device, no key helps."""
     wanted = re.search(r"Tried to allocate [^.]*\.\d+ \w+", str(error))
     of_others = ""
     if device.type == "cuda":
@@ -176,13 +176,13 @@ def stress(
 ) -> str:
     """Run the largest possible micro-batch forward and backward on every rank, nearly all its tokens sampled.
 
-    It is one made-up rollout of ``length`` tokens, or as many of at most that length as fill ``micro_batch_tokens``.
+    It is made up: one rollout of ``length`` tokens, or several of at most ``length`` that fill ``micro_batch_tokens``.
 
     Args:
-        rehearse: takes the rollouts through the model (``PolicyUpdate.rehearse``).
+        rehearse: runs the model over the rollouts (``PolicyUpdate.rehearse``).
 
     Returns:
-        A line with its seconds and the device's peak memory.
+        A line with the pass's seconds and the device's peak memory.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = max(length, micro_batch_tokens)

@@ -46,10 +46,10 @@ KERNELS = "vllm.vllm_flash_attn.cute.interface"
 
 
 def use_attention(choice: str, model: TransformerDecoder, device: torch.device, dtype: torch.dtype) -> None:
-    """Have this process compute packed rows as ``choice`` says: ``auto``, ``fa2`` or ``fa4``.
+    """Choose this process's kernels for packed rows by ``choice``: ``auto``, ``fa2`` or ``fa4``.
 
-    The kernels of FlashAttention-4 are compiled for the model's heads, in ten seconds, and compared with fp32. Where
-    that fails ``auto`` falls back on FlashAttention-2 with a warning; it tries them on Hopper and heads of 128 alone.
+    The kernels of FlashAttention-4 are compiled for the model's heads, in ten seconds, and compared with fp32. If that
+    fails, ``auto`` falls back on FlashAttention-2 with a warning. ``auto`` tries them only on Hopper with heads of 128.
 
     Raises:
         ConfigError: ``choice`` is ``fa4``, which is not available here or computes wrongly.
@@ -68,7 +68,7 @@ def use_attention(choice: str, model: TransformerDecoder, device: torch.device, 
 
 
 def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why FlashAttention-4 cannot be tried, or None."""
+    """Return the reason why FlashAttention-4 cannot be tried, or None."""
     if device.type != "cuda" or dtype not in HALF:
         return f"FlashAttention-4 computes in half precision on CUDA, not in {dtype} on {device.type}"
     major, minor = torch.cuda.get_device_capability(device)
@@ -78,7 +78,7 @@ def _missing(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _failure(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> str | None:
-    """Register the kernels with torch and compare a row; on failure restore FlashAttention-2 and return why."""
+    """Register the kernels with torch and compare a row. On failure restore FlashAttention-2 and return the reason."""
     try:
         activate()
         with warnings.catch_warnings():
@@ -97,14 +97,14 @@ def _failure(heads: tuple[int, int, int], device: torch.device, dtype: torch.dty
 
 
 def activate() -> None:
-    """Have torch compute ``varlen_attn`` on CUDA by this module's kernels, in this process."""
+    """Make torch compute ``varlen_attn`` on CUDA with this module's kernels, in this process."""
     _kernels()
     register_flash_attention_impl("FA4", register_fn=partial(register_flash_attention_fa4, __name__))
     activate_flash_attention_impl("FA4")
 
 
 def largest_error(heads: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest error of ``varlen_attn``'s output and gradients of a packed row, per largest value.
+    """Return the largest error of ``varlen_attn``'s output and gradients for a packed row, over the largest value.
 
     Args:
         heads: query heads, key heads and their width.
@@ -160,7 +160,7 @@ def _kernels() -> ModuleType:
 
 
 def _flash_attn_fwd(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Return output and normalisers, which torch takes; the kernels return more."""
+    """Return output and normalisers alone, as torch expects; the kernels return more."""
     return _kernels()._flash_attn_fwd(*args, **options)[:2]
 
 

@@ -13,10 +13,10 @@ from loop_recipes.engine.sharding import local_part
 
 
 class FrozenWeights:
-    """The weights that a model never changes, on each rank its own part.
+    """The weights that a model never changes; each rank has its own part.
 
-    The weights leave by giving their storage back, and come by filling it again: every tensor and view on them, FSDP2's
-    own too, stays what it is. The copy on the host is made once, in pinned memory where the device is a GPU.
+    To leave the device the weights free their storage, and to return they fill it again, so every tensor and view on
+    them, also FSDP2's own, stays valid. The copy on the host is made once, in pinned memory if the device is a GPU.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -31,7 +31,7 @@ WIDEST_HEAD = 256  # that ``varlen_attn`` computes on CUDA
 
 
 class Row(Generic[Pieces]):
-    """The documents of the row in work; a layer sets them around its own forward pass."""
+    """The documents of the row that is being computed; a layer sets them around its own forward pass."""
 
     documents: Pieces | None = None
 
@@ -62,14 +62,14 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return causal attention; a padded row is computed whole, as no token attends to the padding on its right.
+    """Return causal attention. A padded row is computed whole, as no token attends to the padding on its right.
 
     Args:
         query: [r, heads, s, d]; key and value may have fewer heads.
-        sliding_window: how many tokens a token attends to, itself among them; None is all before it.
-        softcap: scores are kept below it by a tanh.
-        s_aux: [heads], sinks: scores that take their share of the weights and give nothing.
-        others: arguments that do not change attention; one that would is refused.
+        sliding_window: how many tokens a token attends to, itself included; None means itself and all before.
+        softcap: a tanh keeps scores below this bound.
+        s_aux: [heads], scores of sinks, which take their share of the weights and give nothing.
+        others: arguments that do not change attention; an argument that would change it is refused.
 
     Returns:
         [r, s, heads, d], and no weights.
@@ -127,7 +127,7 @@ def _attend(
     cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return the attention of queries [r, heads, s, d], which are the last of the positions, to all positions."""
+    """Return the attention of queries [r, heads, s, d] at the last s positions to all positions."""
     own, tokens = q.shape[2], k.shape[2]
     scores = cap is not None or (sinks is not None and not q.is_cpu)
     if not scores and own == tokens and (window is None or tokens <= window):
@@ -152,7 +152,7 @@ def _attend(
 
 
 def _by_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor | None) -> Tensor:
-    """Return attention by ``mask``; without it causally, of queries at all positions."""
+    """Return attention with ``mask``; without a mask, causal attention of queries at all positions."""
     if sinks is None:
         several = q.shape[1] != k.shape[1]
         return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=several)
@@ -198,7 +198,7 @@ class _Packed:
         return list(torch.ops.torch_attn._varlen_attn_backward(*arguments))
 
     def _row(self) -> tuple[Tensor, Tensor, int, int, bool]:
-        """Return borders of queries and keys, the longest of each, and true without a window."""
+        """Return the borders of queries and keys, the longest of each, and true if there is no window."""
         borders, longest = self.documents.borders, self.documents.longest.shape[0]
         key_borders = borders if self.documents.keys is None else self.documents.keys.borders
         return borders, key_borders, longest, longest, self.window is None
@@ -212,7 +212,7 @@ class _Packed:
 
 @dataclass(frozen=True)
 class _OnCpu:
-    """The kernel for CPUs, of [r, heads, s, d]; ``added`` [s, keys] is for the scores, without it they are causal."""
+    """The kernel for CPUs, of [r, heads, s, d]. ``added`` [s, keys] is added to scores; without it they are causal."""
 
     added: Tensor | None
     scale: float | None
@@ -232,10 +232,10 @@ class _OnCpu:
 
 
 class _WithSinks(torch.autograd.Function):
-    """Attention with frozen sinks by a kernel that knows none, exactly.
+    """Exact attention with frozen sinks by a kernel that knows no sinks.
 
-    A sink adds ``exp(sink)`` to what a query's weights are divided by: ``lse' = logaddexp(lse, sink)``, and ``out' =
-    out exp(lse - lse')``. From these two the kernel's own backward pass makes the weights and gradients as they are.
+    A sink adds ``exp(sink)`` to the divisor of a query's weights: ``lse' = logaddexp(lse, sink)``, and ``out' =
+    out exp(lse - lse')``. From these two the kernel's own backward pass computes the right weights and gradients.
     """
 
     @staticmethod

@@ -40,18 +40,18 @@ _LENGTHS = re.compile(rf".*(window|chunk|block|topk|top_k|floor_scale|{_SWITCH})
 
 
 class GeneralDecoder(LogProbModule, nn.Module):
-    """Gives log-probs of sampled tokens as :class:`~loop_recipes.engine.decoder.LogProbDecoder` does.
+    """A transformers model that answers like :class:`~loop_recipes.engine.decoder.LogProbDecoder`.
 
-    Parameters have the names that they have in transformers, below ``text``. Everything but LoRA's dropout is in
-    evaluation mode for good: the policy that is trained is the one that is served, and Mamba's fused kernels of
-    training take ``out_proj.weight`` past its LoRA.
+    Parameters have the same names as in transformers, below ``text``. Everything but LoRA's dropout stays in evaluation
+    mode: the trained policy must equal the served one, and Mamba's fused kernels for training take ``out_proj.weight``
+    without its LoRA.
 
     Args:
         whole: transformers' model, of which the text's decoder and the head are kept.
-        base: the description of its folder.
+        base: the description of the model's folder.
 
     Raises:
-        ValueError: its decoder is not a list of layers below an embedding, or its head has a bias.
+        ValueError: the decoder is not a list of layers below an embedding, or the head has a bias.
     """
 
     def __init__(self, whole: PreTrainedModel, base: BaseModel) -> None:
@@ -119,7 +119,7 @@ class GeneralDecoder(LogProbModule, nn.Module):
         return any(is_expert(name, shape) for name, shape in self.base.weights.items())
 
     def parameters_of_a_token(self) -> float:
-        """Return the number of the layers' weights that a token meets: of experts, those that it is routed to."""
+        """Return the number of the layers' weights that a token meets; of experts, only those chosen for it count."""
         config = self.text.config
         chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
         met = 0.0
@@ -145,21 +145,21 @@ class GeneralDecoder(LogProbModule, nn.Module):
         return self.tok_embeddings.weight if self.output is None else self.output.weight
 
     def peft_name(self, name: str) -> str:
-        """Return the name in transformers and in servers of ``text.layers.0.mlp.up_proj.lora_a.weight``."""
+        """Return the name in transformers and servers of, say, ``text.layers.0.mlp.up_proj.lora_a.weight``."""
         inside, _, factor = name.removeprefix("text.").partition(".lora_")
         (module,) = (each for each in self.base.linear_layers if _inside(each) == inside)
         return f"base_model.model.{module}.lora_{factor[0].upper()}.weight"
 
 
 def _inside(name: str) -> str:
-    """Return ``layers.0.mlp.up_proj`` for ``model.language_model.layers.0.mlp.up_proj``."""
+    """Return a module's name below the text's decoder: ``layers.0.mlp`` for ``model.language_model.layers.0.mlp``."""
     return name[name.index("layers.") :]
 
 
 def _by_document(mixer: nn.Module) -> None:
-    """Have a mixer called once for each document of a packed row, or once where it keeps them apart itself.
+    """Call a mixer once for each document of a packed row, or only once if the mixer itself separates documents.
 
-    The mixer alone computes a beginning again for each document that goes on from it.
+    Only the mixer computes a shared beginning again for each document that continues it.
     """
     inner = mixer.forward
 
@@ -187,7 +187,7 @@ def _by_document(mixer: nn.Module) -> None:
 
 
 def _takes_documents(layer: nn.Module) -> None:
-    """Give a layer the documents as an argument, so that a recomputation has those of its own row."""
+    """Give a layer the documents as an argument, so that its recomputation uses the documents of the same row."""
     inner = layer.forward
 
     def forward(*args: Any, documents: Documents | None = None, **kwargs: Any) -> Any:
@@ -200,10 +200,10 @@ def _takes_documents(layer: nn.Module) -> None:
 def general_decoder(
     path: str, base: BaseModel, lora_rank: int, lora_alpha: float, lora_dropout: float = 0.0, untried: bool = False
 ) -> GeneralDecoder:
-    """Build the decoder of the model in the folder ``path``, with LoRA on all linear layers that a server's reaches.
+    """Build the decoder of the model in the folder ``path``, with LoRA on all linear layers where servers take LoRA.
 
     Args:
-        untried: build it though no test compares models of its kind.
+        untried: build the model even if no test compares models of its kind.
 
     Raises:
         ValueError: no test compares models of its kind, or transformers does not know it.
@@ -220,7 +220,7 @@ def general_decoder(
 
 
 def add_lora(model: GeneralDecoder, rank: int, alpha: float, dropout: float = 0.0) -> set[str]:
-    """Put LoRA on all linear layers of the model that take it; returns the names of those that it lacks."""
+    """Put LoRA on all linear layers that can take LoRA. Return the names of the layers that the model lacks."""
     wanted = {_inside(name) for name in model.base.linear_layers}
     for name, module in list(model.text.named_modules()):
         if type(module) is nn.Linear and name in wanted:
@@ -233,9 +233,9 @@ def add_lora(model: GeneralDecoder, rank: int, alpha: float, dropout: float = 0.
 
 
 def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Read all weights, by the decoder's names, and the buffers that no file has; CPU tensors.
+    """Read all weights, by the decoder's names, and the buffers that no file has, as CPU tensors.
 
-    transformers reads them: it renames weights, puts those of experts together, and MXFP4 into bf16, which is exact.
+    transformers reads them: it renames weights, joins those of experts, and turns MXFP4 into bf16, which is exact.
 
     Raises:
         ValueError: weights are missing, or there are others than the model's.
@@ -271,7 +271,7 @@ def read_weights(path: str, base: BaseModel, dtype: torch.dtype) -> tuple[dict[s
 
 
 def load_buffers(model: nn.Module, saved: Collection[str], read: Callable[[str], Tensor]) -> None:
-    """Give the model its buffers that no file has, those not among ``saved``: ``read`` returns them by their names."""
+    """Load the model's buffers that no file has, that is, those not in ``saved``; ``read`` returns a buffer by name."""
     for name in [name for name, _ in model.named_buffers()]:
         bare = name.replace(CHECKPOINT_WRAPPER, "")
         if bare not in saved:
@@ -299,7 +299,7 @@ def _config(path: str, base: BaseModel) -> Any:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Return the rotary positions of all layers, or those of each kind of layer."""
+    """Return the modules of rotary positions: one for all layers, or one for each kind of layer."""
     whole = getattr(config, "rope_parameters", None) or {}
     return [rope for rope in (whole, *whole.values()) if isinstance(rope, dict)]
 
@@ -312,7 +312,7 @@ def built(path: str, base: BaseModel, attention: str = ATTENTION_NAME, shortest:
     """Build transformers' model without weights, in torch's default precision and on its default device.
 
     Args:
-        attention: by transformers' name for it.
+        attention: the name of the attention in transformers.
         shortest: upper bound of windows, and of other numbers of tokens that change how a sequence is computed.
     """
     config = _config(path, base)

@@ -40,8 +40,8 @@ BEGINNING_TOKENS, OWN_TOKENS = 20, (9, 14)
 class Probe:
     """The result of a comparison: the number of layers compared and the largest error of a log-prob in nats.
 
-    In half precision also mean differences: ``packed``, of packed rows from one sequence at a time, and ``rounding``,
-    of these from fp32.
+    In half precision it has two mean differences, too. ``packed`` is between packed rows and one sequence at a time,
+    ``rounding`` between one sequence at a time and fp32.
     """
 
     layers: int
@@ -61,11 +61,11 @@ class Probe:
 
 
 def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Probe:
-    """Compare the model in the folder ``path``, in fp32 on the CPU, and in half precision where it trains.
+    """Compare this project's model of ``path`` with transformers': in fp32 on the CPU, in half precision on ``device``.
 
     Args:
         weights: by the decoder's names, with the buffers that no file has, as :func:`read_weights` gives them.
-        dtype, device: those of the training.
+        dtype, device: the dtype and device of the training.
 
     Raises:
         ValueError: the model is not exact, with the error's size, or cannot be computed.
@@ -115,7 +115,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
 
 
 def _in_half(path: str, ways: Mapping[str, Tensor], expected: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """Return the mean differences of packed rows from one sequence at a time, and of these from fp32."""
+    """Return two mean differences: of packed rows from one sequence at a time, and of the latter from fp32."""
     apart, *packed = ways
     rounding, furthest = _apart(ways[apart], expected), 0.0
     for where in packed:
@@ -132,7 +132,7 @@ def _in_half(path: str, ways: Mapping[str, Tensor], expected: Tensor, dtype: tor
 
 
 def _by_transformers(theirs: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
-    """Return log-probs of all tokens but the first of each sequence."""
+    """Return transformers' log-probs [n] of all tokens but the first of each sequence."""
     logprobs = []
     for sample in samples:
         logits = theirs(input_ids=sample.token_ids[None], use_cache=False).logits[0].float()
@@ -141,7 +141,7 @@ def _by_transformers(theirs: PreTrainedModel, samples: Sequence[Sample]) -> Tens
 
 
 def _ways(ours: GeneralDecoder, samples: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
-    """Return them by this project's decoder, computed in each way; in a packed row, of the first samples alone."""
+    """Return this project's log-probs [n], computed in each way; a packed row has only the first samples."""
 
     def by(rows: Sequence[Sequence[Sample]], packed: bool) -> Tensor:
         batches = (collate(row, 0, packed).to(device) for row in rows)
@@ -168,7 +168,7 @@ def _adapted(path: str, base: BaseModel, layers: int) -> GeneralDecoder:
 
 
 def _samples(words: int) -> list[Sample]:
-    """Make sequences of their own, then those of an episode that begin alike."""
+    """Make independent sequences, then sequences of one episode that begin alike."""
     generator = torch.Generator().manual_seed(0)
     lengths = [*SEQUENCE_TOKENS, *(BEGINNING_TOKENS + own for own in OWN_TOKENS)]
     samples = [made_up(f"probe-{n}", length, words, generator) for n, length in enumerate(lengths)]
@@ -190,7 +190,7 @@ def _small(path: str, base: BaseModel, attention: str, layers: int | None = None
 
 
 def _filled(model: GeneralDecoder, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the layers that are left, in fp32, and a random adapter whose B is not zero."""
+    """Return the weights of the remaining layers, in fp32, and a random adapter whose B is not zero."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, parameter in model.state_dict().items():
@@ -209,7 +209,7 @@ def _load(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Give a model without storage these weights, in ``dtype``, and the buffers that no file has as they were read."""
+    """Load ``dtype`` copies of the weights into a model without storage, and unchanged the buffers that no file has."""
     own = {name: _cast(tensors[name], dtype).to(device) for name in model.state_dict()}
     model.load_state_dict(own, assign=True)
     load_buffers(model, own, lambda name: weights[f"{prefix}{name}"].to(device))

@@ -63,10 +63,10 @@ class TiledLogProbs:
 
     The gradient with respect to a row of ``hidden`` is one scalar from above times ``scale * (weight[target] - softmax
     @ weight)``, and ``softmax @ weight`` can be accumulated beside the log-sum-exp, rescaled as the running maximum
-    moves (as flash attention does it, the head being keys and values). So the forward pass stores that [n, d] and the
-    backward pass is one multiplication: the same two matrix products as full logits with a frozen head, no
-    recomputation, no use of the weight in backward, and one [token_tile, vocab_tile] buffer. A cap multiplies each
-    word's weight by its slope, ``1 - tanh(...)**2``, which takes a second such buffer.
+    moves (as in flash attention, with the head as keys and values). So the forward pass stores that sum [n, d], and the
+    backward pass is one multiplication. It takes the same two matrix products as full logits with a frozen head, no
+    recomputation, no weight in the backward pass, and one [token_tile, vocab_tile] buffer. A cap multiplies each word's
+    weight by the cap's slope, ``1 - tanh(...)**2``, which takes a second buffer of that shape.
 
     Args:
         token_tile, vocab_tile: shape of the largest logits buffer.
@@ -86,7 +86,7 @@ class TiledLogProbs:
         return _TiledFunction.apply(hidden, weight, targets, scale, cap, self, want_gradient)
 
     def tile(self, weight: Tensor, vocab: int) -> Tensor:
-        """Return the words from ``vocab`` on, [vocab_tile, d] or the rest, in the precision of the products."""
+        """Return the weights [vocab_tile or fewer, d] of the words from ``vocab`` on, in the products' precision."""
         return weight[vocab : vocab + self.vocab_tile].float()
 
     def logits(self, hidden: Tensor, tile: Tensor, scale: float) -> Tensor:
@@ -94,7 +94,7 @@ class TiledLogProbs:
         return (hidden.float() * scale) @ tile.T
 
     def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
-        """Return ``probs``, at most 1, times any constant, as they go into the product with ``tile``."""
+        """Return ``probs``, at most 1, times any constant, in the precision of the product with ``tile``."""
         return probs
 
     def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:
@@ -118,7 +118,7 @@ class TiledLogProbs:
 
 
 class _TiledFunction(torch.autograd.Function):
-    """Forward: log-probs and, if wanted, their gradient by hidden state. Backward: scale it by the upstream one."""
+    """Forward: log-probs and, if wanted, their gradient by hidden state. Backward: that times the upstream gradient."""
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, scale, cap, tiles, want_gradient):
@@ -177,8 +177,8 @@ class TensorCoreLogProbs(TiledLogProbs):
 
     Products of two bf16 or fp16 numbers are exact in fp32, so log-probs lose nothing but the order of a sum. For the
     gradient the probabilities of a tile are rounded to half precision, and the mean weight is divided by the sum of the
-    rounded ones. So the common part of the words' weights still cancels, and the gradient of a token that is nearly
-    certain keeps its relative precision. Without locks or atomics: the same from run to run.
+    rounded probabilities. So the common part of the words' weights still cancels, and the gradient of a nearly certain
+    token keeps its relative precision. There are no locks or atomics: every run gives the same.
 
     Raises:
         ValueError: (on call) tensors not on CUDA, of different or full precision, or a head that wants a gradient.
@@ -219,7 +219,7 @@ class AutoLogProbs:
         return self._head(hidden)(hidden, weight, targets, scale, cap)
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy as :meth:`TiledLogProbs.entropy` does."""
+        """Return the entropy of :meth:`TiledLogProbs.entropy`."""
         return self._head(hidden).entropy(hidden, weight, scale, cap)
 
     def _head(self, hidden: Tensor) -> TiledLogProbs:
@@ -255,7 +255,7 @@ def _capped(logits: Tensor, cap: float) -> Tensor:
 
 
 def _shifted(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits [m, words] less the running maximum [m], which is raised in place, and its move (<= 0)."""
+    """Raise the running maximum [m] in place. Return the logits [m, words] less it, and old less new maximum (<= 0)."""
     raised = torch.maximum(top, logits.amax(-1))
     moved = top - raised
     top.copy_(raised)

@@ -61,8 +61,8 @@ def meta_model(component: Mapping[str, Any], dtype: torch.dtype) -> AnyDecoder:
 def load_base(config: LearnerConfig, dtype: torch.dtype) -> tuple[AnyDecoder, Mapping[str, Tensor]]:
     """Build the config's model without storage, and return it with its base weights, full CPU tensors.
 
-    Every rank must call it. Weights of torchtune's modules stay in the files' pages, of which each rank reads its own
-    part. Weights that transformers reads are read by rank 0 when the first is asked for, and sent.
+    Every rank must call this function. Weights of torchtune's modules stay in the files' pages, and each rank reads its
+    own part. For other models rank 0 has transformers read all weights at the first access, and sends them.
 
     Raises:
         ConfigError: model and weights do not fit each other.
@@ -106,10 +106,10 @@ def _of_main_rank(
 
 
 def check_built(model: AnyDecoder, described: BaseModel, config: LearnerConfig) -> None:
-    """Compare the model with config.json, which the weights and the servers go by.
+    """Compare the model with config.json, which describes the weights and configures the servers.
 
     Raises:
-        ConfigError: names all that differs; shapes would show little of it.
+        ConfigError: something differs. The message names all differences; shapes alone would show few.
     """
     if not isinstance(model, TransformerDecoder):  # transformers built it from that config.json
         keeps = described.attention_layers and model.attention_cap is None
@@ -151,7 +151,7 @@ def _called(component: Mapping[str, Any]) -> str:
 
 
 def _turns(rope: Any) -> Tensor:
-    """Return the frequencies of rotary positions that may have no storage."""
+    """Return the frequencies of a module of rotary positions, also if the module has no storage."""
     small = deepcopy(rope)
     small.max_seq_len = 1
     with torch.device("cpu"):
@@ -160,7 +160,7 @@ def _turns(rope: Any) -> Tensor:
 
 
 def neighbour_heads(model: AnyDecoder) -> int | None:
-    """Return the width of heads whose neighbouring channels turn together; None where halves do, as in Hugging Face.
+    """Return the heads' width if rotary positions pair neighbouring channels; None if halves, as in Hugging Face.
 
     Raises:
         ConfigError: this model's rotary positions are not known.
@@ -173,7 +173,7 @@ def neighbour_heads(model: AnyDecoder) -> int | None:
 
 
 def check_context(model: AnyDecoder, tokens: int, key: str) -> None:
-    """Raise ConfigError if the model takes fewer than the ``tokens`` that a rollout may have by ``key``."""
+    """Raise ConfigError if the model takes fewer than ``tokens`` tokens, which ``key`` allows a rollout."""
     if tokens > model.max_seq_len:
         raise ConfigError(f"{key} is {tokens}, more than the model's max_seq_len {model.max_seq_len}")
 
@@ -196,7 +196,7 @@ def check_shapes(model: nn.Module, base: Mapping[str, Tensor], where: str) -> No
     """Compare the base checkpoint's tensors with the model's.
 
     Raises:
-        ConfigError: names the first tensor that is missing, too many or of another shape.
+        ConfigError: a tensor is missing, too many or of another shape; the message names the first.
     """
     expected = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
     for name, tensor in expected.items():
@@ -247,7 +247,7 @@ def drops_out(model: nn.Module) -> bool:
 
 
 def share_rope_cache(model: nn.Module) -> None:
-    """Let all attention layers of the same head size use one RoPE module, and so one cache."""
+    """Make all attention layers of the same head size use one RoPE module, and so one cache."""
     shared: dict[tuple[Any, ...], nn.Module] = {}
     for attention in [module for module in model.modules() if isinstance(module, MultiHeadAttention)]:
         rope = attention.pos_embeddings
@@ -270,7 +270,7 @@ def trained_parameters(model: nn.Module, further: Mapping[str, nn.Module] | None
 def new_adapter(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """Make fresh LoRA weights as full float32 CPU tensors: A uniform in +-1/sqrt(in), B zero.
 
-    The same for every rank and any number of ranks.
+    They are the same on every rank, for any number of ranks.
     """
     generator = torch.Generator().manual_seed(seed)
     fresh = {}

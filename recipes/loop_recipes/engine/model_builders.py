@@ -30,11 +30,11 @@ def lora_model(
 
     Args:
         lora_attn_modules, apply_lora_to_mlp: the layers that take LoRA, in families that have these names.
-        untried: build it though no test compares models of its kind.
+        untried: build the model even if no test compares models of its kind.
         max_context: tokens of the longest sequence that servers hold; None is as many as the model has positions.
 
     Raises:
-        ValueError: a folder whose model cannot be built, or a choice of layers that it does not give.
+        ValueError: the folder's model cannot be built, or does not offer this choice of layers.
     """
     base = replace(BaseModel.read(path), context=max_context)
     if base.family is not None:

@@ -23,11 +23,11 @@ def build_optimizer(
     rates: Mapping[str, float],
     checkpoint: TrainingState | None,
 ) -> tuple[Optimizer, LRScheduler]:
-    """Build the optimizer of the adapter and of further modules, and its schedule, which goes by iterations; both go on
-    where a checkpoint left them. Learning rates and other options are the config's, which may have changed since.
+    """Build the optimizer of the adapter and of further modules, and its schedule over iterations. Both continue from a
+    checkpoint, but learning rates and other options are the config's, which may have changed since.
 
     Args:
-        rates: learning rates of the modules that have one of their own, by name.
+        rates: by name, the learning rates of the modules that do not take the adapter's.
     """
     groups: list[dict[str, Any]] = [{"params": list(adapter_parameters(model).values())}]
     for name, module in further.items():

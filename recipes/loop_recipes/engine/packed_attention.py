@@ -28,7 +28,7 @@ def enable_packing(model: nn.Module) -> None:
 
 
 def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap torchtune's attention call: packed rows go document by document, all others as before."""
+    """Wrap torchtune's attention call so that packed rows are computed document by document, all others as before."""
 
     def call(
         q: Tensor, k: Tensor, v: Tensor, mask: object, dropout_p: float, is_causal: bool
@@ -50,7 +50,7 @@ def _by_document(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
-    """Return attention of queries that are the last of the positions."""
+    """Return the attention of queries at the last positions to all positions."""
     own, every = q.shape[2], k.shape[2]
     if own == every:
         return scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)

@@ -20,20 +20,20 @@ from model_families.weights.weight_names import SCALE, ZERO_POINT, tune_name
 
 
 def whole(packed: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
-    """Return the weight [out, in], in the scales' type, of parts as in :mod:`model_families.weights.four_bits`."""
+    """Return the weight [out, in] in the scales' dtype, from parts as in :mod:`model_families.weights.four_bits`."""
     weight = _numbers(packed).to(scale.dtype).unflatten(1, (scale.shape[1], -1))
     weight -= 8 if zero_point is None else _numbers(zero_point.T).T[..., None]
     return weight.mul_(scale[..., None]).flatten(1)
 
 
 def _numbers(packed: Tensor) -> Tensor:
-    """Return numbers [n, 8 m] of uint8 out of int32 [n, m]."""
+    """Unpack int32 [n, m] into uint8 [n, 8 m], eight numbers from each."""
     pairs = packed.contiguous().view(torch.uint8)
     return torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)
 
 
 class FrozenProduct(torch.autograd.Function):
-    """``x W' + bias``, where W is made of ``parts`` forward and again backward."""
+    """``x W' + bias``, where W is made from ``parts`` in the forward pass, and again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, whole: Any, *parts: Tensor | None) -> Tensor:
@@ -60,7 +60,7 @@ class PackedLinear(nn.Linear):
         return cast(Tensor, made(*parts))
 
     def frozen(self) -> tuple[Any, ...]:
-        """Return the function that makes the weight, and the parts that it takes."""
+        """Return the function that makes the weight, and the parts to call it with."""
         return whole, self.weight_packed, self.weight_scale, self._parameters.get(ZERO_POINT)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class PackedLinear(nn.Linear):
 
 
 class PackedLoRALinear(FoldedLoRALinear):
-    """The same with LoRA."""
+    """A :class:`PackedLinear` with LoRA."""
 
     weight = PackedLinear.weight
     frozen = PackedLinear.frozen
@@ -79,7 +79,7 @@ _PACKED_LAYERS = {nn.Linear: PackedLinear, LoRALinear: PackedLoRALinear}
 
 
 def pack(model: TransformerDecoder, base: BaseModel) -> None:
-    """Have the layers whose weights are of four bits in the files of ``base`` keep them so.
+    """Make layers keep their weights in four bits if the files of ``base`` store them in four bits.
 
     Raises:
         ValueError: the model is to compute in fp32.

@@ -39,15 +39,15 @@ def export_adapter(
     base_digest: str | None,
     dtype: torch.dtype,
 ) -> Path:
-    """Write ``folder`` with PEFT's two files; it appears at once or not at all, and replaces an older one.
+    """Write ``folder`` with PEFT's two files. It appears at once or not at all, and replaces an older folder.
 
     Args:
         tensors: full (not sharded) LoRA weights by their torchtune names, A as [r, in], B as [out, r].
-        model: the one that they act in.
+        model: the model with these weights.
         base_model: where the base checkpoint is, recorded for PEFT.
         base_digest: the :func:`~model_families.stored_weights.weights_digest` of its weights; recorded beside the
             tensors.
-        dtype: that of the written weights; float32 masters served in bfloat16 are rounded here, once.
+        dtype: the dtype of the written weights; float32 masters served in bfloat16 are rounded here, once.
     """
     heads, weights = neighbour_heads(model), {}
     for name, tensor in tensors.items():
@@ -130,7 +130,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
 
 
 def load_adapter(folder: Path, model: AnyDecoder) -> dict[str, Tensor]:
-    """Read a PEFT adapter for ``model``, in which it acts as it acts where it is served: full CPU tensors.
+    """Read a PEFT adapter as full CPU tensors, with which ``model`` computes the same as a server of the adapter.
 
     Raises:
         ConfigError: the adapter is missing, or does not fit the model's LoRA layers; names the first difference.

@@ -39,11 +39,11 @@ _SHARED_ERRORS: dict[str, type[Exception]] = {"config": ConfigError, "stop": Sto
 
 
 class RemoteError(RuntimeError):
-    """Rank 0 failed; its one-line reason, raised on every other rank."""
+    """Rank 0 failed. This is raised on every other rank, with rank 0's one-line reason."""
 
 
 def init_process_group(device: torch.device, waiting_timeout_s: float) -> None:
-    """Join the torchrun job, if this is one, and see that its ranks hear each other.
+    """Join the torchrun job, if there is one, and check that its ranks reach each other.
 
     Args:
         waiting_timeout_s: longest time a rank may wait for another outside an update, e.g. for rank 0 to finish a
@@ -65,7 +65,7 @@ def init_process_group(device: torch.device, waiting_timeout_s: float) -> None:
 
 
 def destroy_process_group() -> None:
-    """Leave the job's group; only where all ranks do so together, because it may wait for them."""
+    """Leave the job's group. All ranks must call this together, because it may wait for the others."""
     global _waiting
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -83,7 +83,7 @@ def single_process() -> bool:
 
 
 def leave(status: int | str | None) -> NoReturn:
-    """Do ``sys.exit(status)`` for a recipe, but in a torchrun job without taking the interpreter down.
+    """Do ``sys.exit(status)`` for a recipe, but in a torchrun job end without the interpreter's shutdown.
 
     FSDP's meshes keep the process group, so gloo's threads outlive :func:`destroy_process_group`; a thread that
     releases a tensor while the interpreter shuts down ends the process by std::terminate, after all its work was done.
@@ -134,11 +134,11 @@ def on_main_rank(
     """Run ``work`` on rank 0 and give its result to every rank.
 
     Args:
-        pack: makes JSON-able data of a result that is not; called only when there are other ranks.
-        unpack: makes the result again, on the other ranks. Neither is called for None.
+        pack: turns a result into JSON-able data if it is not; called only if there are other ranks.
+        unpack: turns the data back into the result, on the other ranks. Neither is called for None.
 
     Raises:
-        Exception: on rank 0, the error of ``work``. On the others the same if it was ConfigError or
+        Exception: on rank 0, the error of ``work``. On the other ranks the same error if it is a ConfigError or
             StopRequested, else RemoteError.
     """
     if single_process():
@@ -171,10 +171,10 @@ def _broadcast(data: bytes) -> bytes:
 
 
 class FromMainRank(Mapping[str, Tensor]):
-    """Tensors on rank 0's CPU; the other ranks get each when all ranks ask for it, in the same order.
+    """Tensors on rank 0's CPU. Other ranks get a tensor when all ranks ask for it, in the same order.
 
     Args:
-        read: reads them all; called on rank 0 alone, when all ranks ask for the first.
+        read: reads all tensors; called only on rank 0, when all ranks ask for the first tensor.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, Tensor]]) -> None:

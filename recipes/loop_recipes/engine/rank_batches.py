@@ -27,7 +27,7 @@ class RankBatches:
 
     Attributes:
         groups: the number of groups of ranks; the ranks of a group share packed rows.
-        is_leader: true on the rank that speaks for its group.
+        is_leader: true on the one rank of a group whose results count.
     """
 
     def __init__(self, config: UpdateConfig, device: torch.device, part: RowPart = WHOLE) -> None:
@@ -56,7 +56,7 @@ class RankBatches:
         return Bar(total=total, doing=doing, disable=None if self._rank == 0 else True)
 
     def rehearsed(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
-        """Yield micro-batches of all the samples, on every rank the same."""
+        """Yield micro-batches of all the samples, the same on every rank."""
         for batch in step_batches(samples, replace(self._layout, world_size=1, rank=0)):
             yield batch.to(self.device)
 
@@ -70,10 +70,10 @@ def _longest_first(samples: Sequence[AnySample]) -> list[AnySample]:
 
 
 def of_all_ranks(parts: Mapping[str, Tensor], samples: Sequence[Sample], like: Tensor) -> dict[str, Tensor]:
-    """Return this rank's ``parts`` [n, ...] and the other ranks', by rollout id.
+    """Return the ``parts`` [n, ...] of all ranks, by rollout id.
 
     Args:
-        like: has the dtype and the last sizes of the parts, for a rank that has none.
+        like: a tensor with the parts' dtype and trailing sizes, for a rank without parts.
     """
     counts = {sample.rollout_id: len(sample.sampler_logprobs) for sample in samples}
     # Another rank's are zeros here, so that the sum is exact.

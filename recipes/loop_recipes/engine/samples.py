@@ -34,11 +34,11 @@ class Sample:
         sampler_logprobs: [n], as the sampler reported them; for comparison, never learned from.
         policy_versions: [n], the version that sampled each token.
         reward: the return of the episode.
-        collection_id: the collection's that the rollout is from; empty for a rollout that was made up.
+        collection_id: the id of the rollout's collection; empty for a made-up rollout.
         episode_id: the same for all rollouts of an episode; empty for a rollout that is a whole episode.
-        segment: its number among these, from 0.
-        turn_rewards: [t], the environment's for each turn by itself, 0 where it gave none; for all turns, also where
-            the tokens are cut after some.
+        segment: the rollout's number in its episode, from 0.
+        turn_rewards: [t], the environment's reward for each single turn, 0 if it gave none. It covers all turns, even
+            if the tokens are cut earlier.
         hidden_tokens: tokens at the beginning that only a critic may see; an actor does not train on a sample that has
             any.
     """
@@ -93,10 +93,10 @@ class Sample:
         )
 
     def beginning(self, length: int) -> Self:
-        """Cut to its first ``length`` tokens; a shorter one stays whole.
+        """Return the sample cut to its first ``length`` tokens; a shorter sample stays whole.
 
         Raises:
-            ValueError: none of them was sampled.
+            ValueError: none of these tokens was sampled.
         """
         sampled = int(self.mask[:length].sum())
         return replace(
@@ -109,7 +109,7 @@ class Sample:
         )
 
     def only_turn(self, number: int) -> Self:
-        """Cut after the sampled turn ``number`` (from 0), the only one that the learner then learns from."""
+        """Return the sample cut after its sampled turn ``number`` (from 0), the only turn to learn from then."""
         here = self.turn_ids == number
         end, sampled = int(here.nonzero().max()) + 1, here[self.mask]
         return replace(
@@ -132,7 +132,7 @@ class Sample:
 
     @property
     def episode(self) -> str:
-        """The id of its episode."""
+        """The id of the sample's episode."""
         return self.episode_id or self.rollout_id
 
 
@@ -141,10 +141,10 @@ class CreditedSample(Sample):
     """A sample whose group is complete.
 
     Attributes:
-        advantage: its episode's; 1 or -1 in a preference pair.
+        advantage: the episode's advantage; 1 or -1 in a preference pair.
         episode_tokens, episode_turns: sampled tokens and agent turns of the whole episode.
-        pair: the preference pair that its episode is one half of; empty without one.
-        token_advantages: [n], each token's own, in place of ``advantage``; None where all have that.
+        pair: the name of the episode's preference pair; empty without a pair.
+        token_advantages: [n], one for each token, in place of ``advantage``; None if all tokens have ``advantage``.
     """
 
     advantage: float = field(kw_only=True)
@@ -156,7 +156,7 @@ class CreditedSample(Sample):
 
 @dataclass(frozen=True)
 class ScoredSample(CreditedSample):
-    """A sample that the learner has scored; a sample that it imitates need not be scored.
+    """A sample with log-probs of the learner. A sample that the learner only imitates needs none.
 
     Attributes:
         old_logprobs: [n], the learner's own log-probs under the sampling version, or those of the reference for a loss
@@ -174,7 +174,7 @@ AnySample = TypeVar("AnySample", bound=Sample)
 
 
 def episodes(samples: Iterable[AnySample]) -> list[list[AnySample]]:
-    """Group the samples by episode, in the order in which the first of each comes."""
+    """Group the samples by episode, in the order of each episode's first sample."""
     by_episode: dict[str, list[AnySample]] = {}
     for sample in samples:
         by_episode.setdefault(sample.episode, []).append(sample)
@@ -201,14 +201,14 @@ def scored(
 
 
 def _of_stage(sample: Sample, stage: type[Sample]) -> dict[str, Any]:
-    """Return the fields of ``stage`` alone, so that a trained sample can be trained on again."""
+    """Return by name only the sample's fields that ``stage`` has, so that a trained sample can be trained on again."""
     return {each.name: getattr(sample, each.name) for each in fields(stage)}
 
 
 def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[Sample]:
-    """Return the samples of the rollouts, with the return and up to the length that ``config`` sets.
+    """Return the samples of the rollouts; ``config`` defines the return and the length at which a sample is cut.
 
-    A rollout with no sampled token within ``max_tokens_per_rollout`` has nothing to learn from and is left out.
+    A rollout without a sampled token within ``max_tokens_per_rollout`` has nothing to learn from and is left out.
 
     Raises:
         ConfigError: no rollout is left.

@@ -20,7 +20,7 @@ from loop_recipes.engine.process_group import STEP_TIMEOUT_S
 
 @dataclass(frozen=True)
 class RowPart:
-    """The part of each row that a rank takes: ``number``, from 0, of ``of`` equal ones of the ranks in ``group``."""
+    """The part of each row that a rank takes: ``number``, from 0, of ``of`` equal parts for the ranks in ``group``."""
 
     number: int = 0
     of: int = 1
@@ -28,7 +28,7 @@ class RowPart:
 
     @classmethod
     def of_this_rank(cls, of: int) -> RowPart:
-        """Return this rank's part where ``of`` ranks, a divisor of all, share each row; every rank must call it."""
+        """Return this rank's part if ``of`` ranks, a divisor of all, share each row. Every rank must call this."""
         if of == 1:
             return WHOLE
         group, _ = dist.new_subgroups(of, timeout=timedelta(seconds=STEP_TIMEOUT_S))
@@ -36,7 +36,7 @@ class RowPart:
 
     @property
     def is_leader(self) -> bool:
-        """True on the rank that counts for those that share its rows, which all compute the same losses."""
+        """True on one of the ranks that share rows. All of them compute the same losses, and only its losses count."""
         return self.number == 0
 
     def here(self, tokens: int) -> slice:
@@ -45,9 +45,9 @@ class RowPart:
         return slice(self.number * size, (self.number + 1) * size)
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Exchange own tokens with all heads, [s / of, h, d] each, for all tokens with own heads, [s, h / of, d].
+        """Turn tensors [s / of, h, d] of own tokens, all heads, into tensors [s, h / of, d] of all tokens, own heads.
 
-        The tensors are exchanged together. Where there are fewer heads than ranks, a head goes to several ranks.
+        The tensors are exchanged together. If there are fewer heads than ranks, a head goes to several ranks.
         """
         every = [each.repeat_interleave(max(1, self.of // each.shape[1]), dim=1) for each in tensors]
         sent = torch.cat([each.unflatten(1, (self.of, -1)).transpose(0, 1) for each in every], dim=2)
@@ -60,7 +60,7 @@ class RowPart:
         return received.transpose(0, 1).flatten(1, 2)
 
     def joined(self, values: Tensor, own: Tensor, count: int) -> Tensor:
-        """Return [count, ...], the ``values`` [m, ...] of every rank, each at its ``own`` indices [m]."""
+        """Return a tensor [count, ...] with every rank's ``values`` [m, ...] at the rank's indices ``own`` [m]."""
         return _Joined.apply(values, own, count, self)
 
 
@@ -68,7 +68,7 @@ WHOLE = RowPart()
 
 
 class _Exchanged(torch.autograd.Function):
-    """Row i of the result is the row of this rank on rank i; the gradient goes back the same way."""
+    """Sends row i to rank i; row i of the result comes from rank i. The gradient goes back the same way."""
 
     @staticmethod
     def forward(ctx, sent, group):
@@ -84,8 +84,8 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """Forward: the sum over the ranks of values that are 0 on all but one. Backward: the ranks have the same loss, so
-    the sum of their gradients is a multiple of each."""
+    """Forward: the sum over ranks of values that are 0 on all ranks but one. Backward: all ranks have the same loss, so
+    the sum of their gradients is a multiple of each gradient."""
 
     @staticmethod
     def forward(ctx, values, own, count, part):

@@ -55,10 +55,10 @@ def place_model(
 ) -> AnyDecoder:
     """Give a meta model its storage: shard it over ranks, load base and adapter (full CPU tensors), fill RoPE caches.
 
-    Each rank takes its own rows of the tensors. It reads no other rows of tensors mapped from a file, as torchtune's
-    checkpointer gives them, and a device never holds the whole of a sharded tensor.
+    Each rank takes its own rows of the tensors. It reads no other rows of tensors mapped from a file, such as those of
+    torchtune's checkpointer. A device never holds the whole of a sharded tensor.
 
-    Layers are compiled one by one, inside what recomputes and gathers them, so that one compilation serves them all.
+    Layers are compiled one by one, inside recomputation and FSDP's gathering, so that one compilation serves them all.
 
     Args:
         keep_attention: activation checkpointing keeps attention's outputs, so that only the rest is computed again.
@@ -114,7 +114,7 @@ def place_model(
 def choose_back_ends(attention: str, model: AnyDecoder, device: torch.device, dtype: torch.dtype) -> None:
     """Choose the kernels of attention in this process, for a decoder of either kind.
 
-    cuDNN is not one: it builds a plan for each shape and keeps all of them; micro-batches have a new shape each time.
+    cuDNN is excluded. It keeps a plan for every shape that it meets, and each micro-batch has a new shape.
 
     Args:
         attention: the choice for packed rows on CUDA, as in :func:`~loop_recipes.engine.flash_attention.use_attention`.
@@ -139,7 +139,7 @@ def choose_back_ends(attention: str, model: AnyDecoder, device: torch.device, dt
 
 
 def _checkpoint_on_host(layer: Callable[..., Any], *inputs: Tensor, **options: Any) -> Any:
-    """Run torch's ``checkpoint`` of a layer whose inputs wait in the host's memory, pinned if they are a GPU's."""
+    """Run torch's ``checkpoint`` of a layer and keep the layer's inputs in host memory, pinned if they are a GPU's."""
     with save_on_cpu(pin_memory=inputs[0].is_cuda):
         return checkpoint(layer, *inputs, use_reentrant=False, **options)
 
@@ -147,8 +147,8 @@ def _checkpoint_on_host(layer: Callable[..., Any], *inputs: Tensor, **options: A
 def sharding_mesh(device: torch.device) -> DeviceMesh:
     """Return the mesh of ranks for FSDP2. The last dimension holds one copy of the model, in equal parts.
 
-    Each machine of several ranks has a copy of its own, so that layers are gathered inside it, and only the gradients
-    of trained weights go from one to another (HSDP). Machines of one rank hold one copy together.
+    Each machine of several ranks has a copy of its own, so that layers are gathered inside the machine, and only the
+    gradients of trained weights go between machines (HSDP). Machines of one rank hold one copy together.
     """
     ranks, here = dist.get_world_size(), launched("LOCAL_WORLD_SIZE", 1)
     if 1 < here < ranks:
@@ -157,10 +157,10 @@ def sharding_mesh(device: torch.device) -> DeviceMesh:
 
 
 def compile_each_layer(model: AnyDecoder, backend: str | Callable[..., Any] | None = None) -> None:
-    """Have each layer compiled at its first call, for any number of tokens and rollouts.
+    """Compile each layer at its first call, for any number of tokens and rollouts.
 
-    torchtune's ``compile_model`` begins with the first sizes that it meets. Where a layer has to be compiled too often
-    torch raises; by itself it would go on without compiling and say nothing.
+    torchtune's ``compile_model`` would begin with the first sizes that it meets. If a layer is compiled too often,
+    torch raises here; by default it would silently go on without compiling.
 
     Args:
         backend: None takes ``TORCH_COMPILE_BACKEND``, else inductor, as torchtune does.
@@ -171,10 +171,10 @@ def compile_each_layer(model: AnyDecoder, backend: str | Callable[..., Any] | No
 
 
 def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that may be sharded whole, as CPU copies of their own, in one collective for each dtype.
+    """Return whole CPU copies of tensors that may be sharded, with one collective for each dtype.
 
-    All ranks must call it with the same names. Sharded tensors are sharded by rows over the last dimension of one mesh,
-    as FSDP2 does it.
+    All ranks must call this with the same names. Sharded tensors are sharded by rows over the last dimension of one
+    mesh, as in FSDP2.
     """
     sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     whole: dict[str, Tensor] = {}
@@ -185,7 +185,7 @@ def full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _gathered(sharded: Mapping[str, DTensor]) -> dict[str, Tensor]:
-    """Return tensors of one dtype whole. Ranks send their rows one after the other, padded to the same number."""
+    """Return whole tensors of one dtype. Ranks send their rows one after the other, padded to the same number."""
     mesh = next(iter(sharded.values())).device_mesh
     ranks = mesh.size(-1)
     parts = []
@@ -210,13 +210,13 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def like_parameter(full: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Copy ``full``, placed as ``parameter`` is: on its device, sharded as it is sharded."""
+    """Return a copy of ``full`` on the device of ``parameter``, sharded like ``parameter``."""
     rows = _own_rows(full, parameter).to(local_part(parameter).device, copy=True)
     return _placed_like(rows, parameter)
 
 
 def _own_rows(full: Tensor, like: Tensor) -> Tensor:
-    """Return the rows of ``full`` that this rank holds of a tensor sharded as ``like`` is; a view."""
+    """Return a view of the rows of ``full`` that this rank holds if the tensor is sharded like ``like``."""
     if not isinstance(like, DTensor):
         return full
     parts, rank = full.chunk(like.device_mesh.size(-1)), like.device_mesh.get_local_rank(like.device_mesh.ndim - 1)
@@ -224,7 +224,7 @@ def _own_rows(full: Tensor, like: Tensor) -> Tensor:
 
 
 def _placed_like(rows: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor, sharded as ``like`` is, of which this rank holds ``rows``."""
+    """Return the tensor, sharded like ``like``, of which this rank holds ``rows``."""
     if not isinstance(like, DTensor):
         return rows
     return DTensor.from_local(
@@ -233,9 +233,9 @@ def _placed_like(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def clip_grad_norm(parameters: list[nn.Parameter], limit: float | None, scale: float = 1.0) -> float:
-    """Clip the joint gradient norm to ``limit`` (None: only measure); returns the norm before, equal on all ranks.
+    """Clip the joint gradient norm to ``limit`` (None: only measure). Return the norm before, equal on all ranks.
 
-    Gradients of a loss times ``scale`` are divided by it first.
+    The gradients are those of a loss times ``scale``, and are first divided by ``scale``.
     """
     if scale != 1.0:
         for parameter in parameters:

@@ -27,7 +27,7 @@ memory plan leaves out. At 7B, 8 of them take a sixth of the memory of the layer
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of each piece, one after the other: how many, where they stand in the row [k], and their borders."""
+    """The keys of all pieces, one piece after the other: their numbers, places in the row [k], and borders."""
 
     lengths: tuple[int, ...]
     places: Tensor = field(compare=False, repr=False)
@@ -42,7 +42,7 @@ class Keys:
         return replace(self, places=self.places.to(device), borders=self.borders.to(device))
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Return [k, ...] of [s, ...]; gradients of tokens that several pieces attend to are added up in fp32."""
+        """Take the keys [k, ...] out of a row [s, ...]; gradients of tokens that pieces share are added up in fp32."""
         return _Taken.apply(tensor, self.places)
 
 
@@ -63,12 +63,12 @@ class _Taken(torch.autograd.Function):
 
 
 def borders_of(lengths: Sequence[int]) -> Tensor:
-    """Return where pieces of these lengths begin and end in a row [pieces + 1], int32."""
+    """Return where pieces of these lengths begin and end in a row: int32 [pieces + 1]."""
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 class Piece(NamedTuple):
-    """Sequence ``number`` in a packed row: its first ``shared`` tokens are an earlier one's, those after them its own.
+    """Sequence ``number`` in a packed row. It shares its first ``shared`` tokens with an earlier sequence.
 
     ``places`` [tokens] are the places of all its tokens in the row.
     """
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
 
 def lay_out(samples: Sequence[Sample]) -> list[Piece]:
-    """Return the pieces of a row, whose own tokens follow each other; each episode's together, longest first."""
+    """Return the pieces of a row, each episode's together, longest first. The pieces' own tokens follow each other."""
     pieces: list[Piece] = []
     used = 0
     for members in _episodes(samples):
@@ -94,8 +94,8 @@ def lay_out(samples: Sequence[Sample]) -> list[Piece]:
 
 
 def units(samples: Sequence[AnySample], token_budget: int) -> list[tuple[list[AnySample], int]]:
-    """Return the units of a plan, with the tokens of each in a row: a sequence, or as many of an episode that share a
-    beginning as the budget has room for."""
+    """Return the units of a plan, each with its number of tokens in a row. A unit is a sequence, or as many sequences
+    of an episode with a shared beginning as the budget has room for."""
     planned: list[tuple[list[AnySample], int]] = []
     for members in _episodes(samples):
         unit: list[AnySample] = []
@@ -122,7 +122,7 @@ def _episodes(samples: Sequence[Sample]) -> list[list[int]]:
 
 
 def _beginning(sample: Sample, others: Sequence[Sample]) -> tuple[int, int]:
-    """Find which of the others has the longest beginning in common with ``sample``, and its tokens; -1 and 0: none."""
+    """Return which of the others shares the longest beginning with ``sample``, and its length; -1 and 0 if none."""
     in_common = [(_in_common(sample.token_ids, other.token_ids), number) for number, other in enumerate(others)]
     tokens, number = max(in_common, key=lambda each: each[0], default=(0, -1))
     return number, tokens

@@ -26,8 +26,8 @@ def cost(length: int) -> float:
 
 
 def step_efficiency(plan: StepPlan, lengths: Sequence[int]) -> float:
-    """Return the share of all ranks' time in which they compute for a rollout: a rank's mean cost over the sum of the
-    costliest micro-batches."""
+    """Return the share of their time that the ranks compute for rollouts: a rank's mean cost, divided by the sum of
+    each call's costliest micro-batch."""
     busiest = sum(max(sum(cost(lengths[i]) for i in share) for share in call) for call in plan)
     return sum(map(cost, lengths)) / (len(plan[0]) * busiest)
 
@@ -36,7 +36,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int, packed: bool) 
     """Return the rollouts of each micro-batch on one rank, as lists of indices into ``lengths``.
 
     Longest first, so that the micro-batch that needs the most memory comes first. A micro-batch holds at most
-    ``token_budget`` tokens, padding included; a rollout longer than that goes alone.
+    ``token_budget`` tokens, padding included; a longer rollout has a micro-batch for itself.
     """
     if token_budget < 1:
         raise ValueError(f"token_budget must be at least 1, not {token_budget}")
@@ -60,10 +60,10 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int, packed: bool) 
 def plan_step(lengths: Sequence[int], world_size: int, token_budget: int, packed: bool) -> StepPlan:
     """Plan the micro-batches of all ranks, the same on every rank that is given the same lengths.
 
-    Every rank gets the same number of them, and the largest come first. For one rank, and for padded rows, rollouts are
-    dealt to ranks and each rank's are packed for themselves. For packed rows of several ranks that is one start, bins
-    of equal cost are others. From each of them rollouts are moved and exchanged as long as that lowers the sum of the
-    costliest, and the best plan is taken (in a tenth of a second for 32 rollouts).
+    Every rank gets the same number of micro-batches, the largest first. For one rank, and for padded rows, rollouts are
+    dealt to ranks, and each rank's rollouts are packed by themselves. For packed rows of several ranks this is one
+    start, and bins of equal cost are others. From each start rollouts are moved and exchanged as long as that lowers
+    the sum of the costliest micro-batches. The best plan is taken (in a tenth of a second for 32 rollouts).
 
     Raises:
         ValueError: the budget is not positive.
@@ -86,7 +86,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 
 def _dealt(lengths: Sequence[int], world_size: int, token_budget: int, packed: bool) -> StepPlan:
-    """Deal rollouts costliest first to the rank with the least, then pack them rank by rank."""
+    """Deal rollouts, costliest first, to the rank with the least cost so far. Then pack them rank by rank."""
     ranks: list[list[int]] = [[] for _ in range(world_size)]
     loads = [0.0] * world_size
     for i in _longest_first(lengths):
@@ -102,9 +102,9 @@ def _dealt(lengths: Sequence[int], world_size: int, token_budget: int, packed: b
 
 
 def _even(lengths: Sequence[int], world_size: int, token_budget: int) -> list[StepPlan]:
-    """Fill bins costliest rollout first, each into the bin with the least; those of similar cost in one call.
+    """Put rollouts, costliest first, into the bin with the least cost so far; bins of similar cost make up a call.
 
-    There is a plan for each of the three smallest numbers of calls, where that fits the budget.
+    There is a plan for each of the three smallest numbers of calls, if the budget allows it.
     """
     least = max(1, math.ceil(sum(lengths) / (token_budget * world_size)))
     plans = []
@@ -131,8 +131,8 @@ def _calls(bins: list[list[int]], world_size: int) -> StepPlan:
 
 
 def _exchanged(plan: StepPlan, lengths: Sequence[int], token_budget: int) -> StepPlan:
-    """Lower the sum of the costliest micro-batches: move a rollout of one to any other micro-batch, or exchange it
-    for one there, always the change that gains most, until none gains or the ranks compute nearly all of the time."""
+    """Lower the sum of the costliest micro-batches. Each change moves one of their rollouts to another micro-batch, or
+    exchanges two, and gains most; stop when none gains or the ranks compute nearly all of the time."""
     ranks, bins = len(plan[0]), [list(share) for call in plan for share in call]
     costs = [cost(length) for length in lengths]
     tokens, loads = ([sum(of[i] for i in content) for content in bins] for of in (lengths, costs))

@@ -16,8 +16,8 @@ CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 class TokenOutputs(NamedTuple):
     """The outputs of a decoder for each of n sampled tokens.
 
-    ``logprobs`` [n], fp32, with gradient; without gradient, and only if asked for, ``entropy`` [n] and ``hidden``
-    [n, d], the normed last hidden states that a value function reads.
+    ``logprobs`` [n] are fp32, with gradient. ``entropy`` [n] and ``hidden`` [n, d], the normed last hidden states for
+    a value function, are computed only if asked for, without gradient.
     """
 
     logprobs: Tensor
@@ -64,7 +64,7 @@ class LogProbModule:
             tokens: [r, s].
             rows: [n], index into the flattened [r * s] of the position that predicts each target.
             targets: [n].
-            own: [m], the targets that the rows [m] here predict, where ranks share a packed row; None: all.
+            own: [m], if ranks share a packed row, the indices of the targets that the rows [m] here predict; None: all.
             input_pos: [r, s], positions below ``max_seq_len``; None means each row counts from 0.
             mask: None for causal attention, or the documents of a packed row.
             with_entropy, with_hidden: compute these too; they are None otherwise.

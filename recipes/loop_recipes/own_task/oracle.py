@@ -29,11 +29,11 @@ NONSENSE = "wibble 7351"
 
 @dataclass
 class Oracle:
-    """The outcome: the episodes with nothing done, the reward of nonsense in each task, and the highest reward of a
-    right answer.
+    """The result of trial episodes: the episodes with nothing done, the reward of nonsense in each task, and the
+    highest reward of a right answer.
 
     ``tried`` names the answers tried as right, ``untried`` says why a task could not be tried. ``broke`` is the first
-    thing that broke.
+    failure.
     """
 
     of: int
@@ -52,8 +52,8 @@ class Oracle:
 
     @property
     def lines(self) -> list[str]:
-        """A line on right answers, one on doing nothing, and a warning for each of them, or nonsense, with a wrong
-        reward.
+        """A line on right answers, a line on doing nothing, and a warning for each of right answers, nothing and
+        nonsense that has a wrong reward.
         """
         paid = {task: reward for task, reward in self.nonsense.items() if reward > 0.0}
         rewards = [played.grade.reward for played in self.nothing]
@@ -73,7 +73,7 @@ class Oracle:
 
     @property
     def cure(self) -> str:
-        """The advice where right answers earn nothing."""
+        """The advice to give if right answers earn nothing."""
         if self.broke:
             return self.broke
         if self.solves:
@@ -190,7 +190,7 @@ async def _try(pool: EnvironmentPool, oracle: Oracle, task_id: str, name: str, a
 
 
 class _SolveBroke(Exception):
-    """The file's own function did not give its turns."""
+    """The function ``solve`` of the user's file did not give its turns."""
 
 
 def _turns_of(turns: Sequence[str]) -> Agent:

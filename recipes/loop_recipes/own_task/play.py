@@ -40,7 +40,7 @@ def words_as_tokens(text: str) -> list[tuple[int, int]]:
 
 
 def nothing(messages: list[Message]) -> None:
-    """Do nothing: the agent that every reward should give 0."""
+    """Do nothing. This is an agent to which every reward should give 0."""
 
 
 async def play_tasks(
@@ -49,8 +49,8 @@ async def play_tasks(
     speak: Speak,
     ended: Callable[[Played], None] = lambda played: None,
 ) -> list[Played]:
-    """Open the pool and play one episode of each task, one after the other; ``ended`` is called after each, and
-    ``tasks`` once the pool is open.
+    """Open the pool, get the tasks from ``tasks``, and play one episode of each, one after the other. Call ``ended``
+    after each episode.
 
     Raises:
         EnvironmentFault, ValueError, OSError: from the environment; names what failed.
@@ -73,7 +73,7 @@ async def play_tasks(
 
 @contextlib.contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Let the loggers of these names log nothing."""
+    """Silence the loggers of these names."""
     before = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in before:
         logger.setLevel(logging.CRITICAL)

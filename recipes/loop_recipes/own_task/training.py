@@ -107,7 +107,7 @@ class OwnTask:
 
     @property
     def held_out_groups(self) -> int | None:
-        """The number of groups of ``train`` to hold out; None where the file has a split to score on."""
+        """The number of groups of ``train`` to hold out; None if the file has a split to score on."""
         if len(self.splits) > 1:
             return None
         count = len(self.splits[TRAINED])
@@ -167,10 +167,10 @@ class OwnTask:
         return oracle.lines
 
     def check_unchanged(self, run: Path, model: Path, accept: bool) -> None:
-        """Compare file and model by their content with those of a run's newest checkpoint, as a resumed run does.
+        """Compare the contents of file and model with a run's newest checkpoint, as a resumed run does.
 
         Args:
-            run: its folder; without a checkpoint nothing is compared.
+            run: the run's folder; without a checkpoint nothing is compared.
             accept: the config's ``accept_changes``.
 
         Raises:
@@ -207,7 +207,7 @@ def check_model(folder: str | os.PathLike[str] | None, words: Sequence[str] = ()
     """Check a model for training and serving, and return its folder.
 
     Args:
-        folder: of the model, or its name on the hub.
+        folder: the model's folder, or its name on the hub.
         words: ``key=value`` of the config, among which ``node.model.thinking`` may turn thinking on or off.
 
     Raises:
@@ -233,7 +233,7 @@ def _node_section(words: Sequence[str], key: str) -> Mapping[str, Any]:
 
 
 def choose_machine(model: Path, devices: Path = Path("/dev")) -> str:
-    """Choose the machine's config by the model and by whether there is an NVIDIA GPU; returns its name."""
+    """Return the name of the machine's config, chosen by the model and by whether there is an NVIDIA GPU."""
     if not any(devices.glob("nvidia[0-9]*")):
         return LAPTOP if BaseModel.read(model).four_bits is None else HALF_LAPTOP
     return SMALL_GPU if BaseModel.read(model).parameters < SMALL_MODEL else ONE_GPU
@@ -287,7 +287,7 @@ def write_config(config: Mapping[str, Any]) -> tuple[Path, LoopConfig, int]:
     """Write ``<output_dir>/train.yaml``; only :data:`MAY_DIFFER` may differ from the config that the run began with.
 
     Returns:
-        The file, the training's config as it is read from there, and how often the evaluation plays each task.
+        The file, the training's config as read from the file, and how often the evaluation plays each task.
 
     Raises:
         ConfigError: a key is unknown or its value ill-typed, or the folder holds a run that began otherwise, or cannot
@@ -355,7 +355,7 @@ def train(module: str | os.PathLike[str], model: str | os.PathLike[str] | None, 
 
 
 def show(run: Path) -> list[str]:
-    """Draw the curves of a finished run; returns lines that say where everything is."""
+    """Draw the curves of a finished run. Return lines that say where everything is."""
     nothing = nothing_learned(run)
     run_step(module("loop_recipes.cli", "plot", str(run)), run / "plot.log")
     return [

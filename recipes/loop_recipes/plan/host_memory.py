@@ -20,7 +20,7 @@ _FILES = {  # of a cgroup, by the version of cgroups: limit, use, and the keys o
 
 
 class Available(NamedTuple):
-    """The GiB that new processes may take, and the limit behind them."""
+    """The GiB that new processes may take, and the limit that sets this number."""
 
     gib: float
     by: str
@@ -66,13 +66,13 @@ def _left(folder: Path, version: int) -> Available | None:
 
 
 def host_line(parts: Mapping[str, float]) -> str:
-    """Describe ``parts``, GiB by use, and their sum."""
+    """Describe in one line ``parts``, the GiB by use, and their sum."""
     uses = ", ".join(f"{size:.1f} {use}" for use, size in parts.items()) or "nothing is pinned"
     return f"about {sum(parts.values()):.1f} GiB: {uses}"
 
 
 def check_host(parts: Mapping[str, float], free: Available) -> None:
-    """Raise ConfigError unless the ``free`` memory holds ``parts``, GiB by use."""
+    """Raise ConfigError unless the ``free`` memory has room for ``parts``, the GiB by use."""
     require(
         sum(parts.values()) <= free.gib,
         f"host's memory: the job needs {host_line(parts)}; {free.by} leaves {free.gib:.1f} GiB: give the job more "
@@ -83,7 +83,7 @@ def check_host(parts: Mapping[str, float], free: Available) -> None:
 def check_host_memory(config: LoopConfig) -> None:
     """Raise ConfigError unless this machine has the memory that trainer and launched node will take.
 
-    Only the first rank of a machine checks: the others might count memory that the first has begun to take.
+    Only a machine's first rank checks. Other ranks might count as taken the memory that the first has begun to take.
     """
     if launched("LOCAL_RANK", 0) > 0:
         return

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator[Finding]:
-    """Check a training job and its node against the machines that are to run them.
+    """Check a training job and its rollout node against the machines that will run them.
 
     Args:
         cfg: the training config, composed.
-        node: its ``node``.
+        node: the config's ``node``.
     """
     cuda = str(cfg.get("device", "cpu")).startswith("cuda")
     yield from _placement(cfg, node, machines, cuda)
@@ -86,7 +86,7 @@ def check_job(cfg: DictConfig, node: NodeConfig, machines: Machines) -> Iterator
 
 
 def _trackers(config: LoopConfig) -> Iterator[Finding]:
-    """Yield where the trackers write, and whether this machine reaches it."""
+    """Yield for each tracker the place to which it writes, and whether this machine can reach the place."""
     for name in config.tracker:
         tracker = named_tracker(name)
         try:
@@ -102,7 +102,7 @@ def _trackers(config: LoopConfig) -> Iterator[Finding]:
 
 
 def _unreachable(url: str) -> str | None:
-    """Return why nothing answers at ``url``, by the proxies of the environment; None where something does."""
+    """Return the reason why ``url`` does not answer, through the environment's proxies; None if it answers."""
     try:
         urllib.request.urlopen(url, timeout=5.0).close()
     except urllib.error.HTTPError:  # also an answer
@@ -177,7 +177,7 @@ def _compiling(node: NodeConfig) -> Iterator[Problem]:
 
 
 def _run(config: LoopConfig) -> list[Problem]:
-    """Return the first missing thing that the config names; the run may exist already."""
+    """Return the first problems among the things that the config names. The run may exist already."""
     method: Checks = {"method": partial(check_method, config, starts_now=False)}
     for about, check in (method | node_checks(config, starts_now=False)).items():
         if missing := [*problems(about, check)]:
@@ -235,7 +235,7 @@ def _environment(config: LoopConfig, node: NodeConfig) -> Generator[Finding, Non
 
 
 def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Finding]:
-    """Check the node's model where a problem of the run has left it unchecked; on a CPU, also that vLLM serves it."""
+    """Check the node's model, which a problem of the run left unchecked; on a CPU, also check that vLLM serves it."""
 
     def check() -> None:
         check_served(model)
@@ -246,8 +246,8 @@ def _served(model: ModelConfig, shape: BaseModel, cuda: bool) -> Iterator[Findin
 
 
 def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded | None) -> Iterator[Finding]:
-    """Compare the model built from `model` with config.json, which describes the weights. Without one, it would be
-    built as that says, but for LoRA."""
+    """Compare the model with config.json, which describes the weights. If ``model`` is None, check only the LoRA keys:
+    the model would be built as config.json says, except for LoRA."""
     try:
         if model is None:
             with raised_as(ConfigError, f"model: {config.base_model} cannot be built: "):
@@ -263,7 +263,7 @@ def _sizes(config: LoopConfig, shape: BaseModel, model: Unloaded | None) -> Iter
 
 
 def probe_model(path: str, max_context: int) -> Finding:
-    """Compare the model in the folder ``path`` as the trainer computes it with transformers' own, for servers of
+    """Compare the trainer's computation of the model in the folder ``path`` with transformers', for servers of
     ``max_context`` tokens."""
     import torch
 
@@ -282,7 +282,7 @@ def probe_model(path: str, max_context: int) -> Finding:
 
 
 def _disk(config: LoopConfig, adapter_parameters: int) -> Iterator[Finding]:
-    """Yield the disk space that the run needs: every version's adapter, and few checkpoints (adapter, two moments)."""
+    """Yield the disk space that the run needs: every version's adapter, and some checkpoints (adapter, two moments)."""
     each = adapter_parameters * (2 if config.adapter_dtype in ("bf16", "fp16") else 4)
     checkpoints = (config.keep_last_checkpoints + 1) * adapter_parameters * 12
     need = each * config.max_iterations + checkpoints

@@ -46,7 +46,7 @@ from rollout_server.inference.command import check_divided
 
 
 class Planned(NamedTuple):
-    """Plans of a server and of a trainer's rank, each alone, and layer bytes of a model that transformers builds."""
+    """The plans of a server alone and a trainer's rank alone, and layer bytes of a model that transformers builds."""
 
     server: MemoryPlan
     trainer: MemoryPlan
@@ -59,8 +59,8 @@ IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 
 
 def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
-    """Say in a line for each config for GPUs whether it fits with ``gpu_gib`` GiB each, by arithmetic: divided, and in
-    turns. A model that is not on this machine is planned by its published sizes, if they are known."""
+    """Return a line for each GPU config that says whether the job fits GPUs of ``gpu_gib`` GiB by arithmetic, with GPUs
+    divided and in turns. A model that is not on this machine is planned by its published sizes, if they are known."""
     lines = [f"{'GiB a GPU (arithmetic)':<24}{'trainer, server':<20}sampling, training in turns"]
     for name in names:
         if not str(compose(name).get("device", "cpu")).startswith("cuda"):
@@ -93,7 +93,7 @@ def _fits(name: str, folder: str, gpu_gib: float) -> Iterator[str]:
 
 
 def _reading(config: LoopConfig, folder: str) -> LoopConfig:
-    """Return the config with the model in ``folder`` in place of a missing one."""
+    """Return the config with the model in ``folder`` in place of a missing model."""
     return replace(config, model={**config.model, "path": folder}) if "path" in config.model else config
 
 
@@ -108,7 +108,7 @@ def unloaded(config: LoopConfig) -> Unloaded:
 
 
 def needs_of_published(config: LoopConfig, node: NodeConfig, machines: Machines) -> Iterator[Finding]:
-    """Plan a model whose folder is missing by its published sizes; yields nothing where they are not known."""
+    """Plan a model whose folder is missing by its published sizes. Yield nothing if these are not known."""
     if (Path(node.model.path) / "config.json").is_file():
         return
     with folder_to_plan(node.model.path) as folder:
@@ -121,7 +121,7 @@ def needs_of_published(config: LoopConfig, node: NodeConfig, machines: Machines)
 def needs(
     config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Unloaded
 ) -> Iterator[Finding]:
-    """Plan the job's needs on its GPUs: memory, and the bounds of an iteration's time, so that configs compare."""
+    """Plan the memory that the job needs on its GPUs, and bounds of an iteration's time, to compare configs."""
     ranks = GpuDivision.of(machines, node.servers).trainer_gpus
     flops = None if isinstance(model, ConfigError) else training_flops(model, config.longest_rollout, 0)
     planned = yield from _memory(config, node, machines, shape, lambda: model)
@@ -147,10 +147,10 @@ def needs(
 def _memory(
     config: LoopConfig, node: NodeConfig, machines: Machines, shape: BaseModel, model: Callable[[], Unloaded]
 ) -> Generator[Finding, None, Planned]:
-    """Plan a GPU of a server and one of a trainer rank, or, in turns, both phases of one.
+    """Plan a GPU of a server and a GPU of a trainer rank or, if they take turns, both phases of one GPU.
 
     Args:
-        model: called where transformers builds the model, which cannot be used afterwards.
+        model: called if transformers builds the model; the result cannot be used afterwards.
     """
     place = GpuDivision.of(machines, node.servers)
     yield from problems("sharers", lambda: check_sharers(config.sequence_parallel, place.trainer_gpus))
@@ -178,7 +178,7 @@ def _memory(
 
 
 def _host(parts: dict[str, float]) -> Iterator[Finding]:
-    """Compare the host memory that the job needs with that of this machine, which need not be the one with the GPUs."""
+    """Compare the host memory that the job needs with this machine's; the GPUs may be in another machine."""
     free, gpus = available(), torch.cuda.device_count()
     here = f"{free.gib:.1f} GiB available here{'' if gpus else ', where torch finds no GPU'}"
     yield ReportRow("host's memory", f"{host_line(parts)} (arithmetic); {here}")
@@ -194,7 +194,7 @@ def _planned(*plans: MemoryPlan) -> Iterator[Finding]:
 
 
 def _counted(model: Unloaded) -> Generator[Finding, None, LayerBytes | None]:
-    """Return a layer's bytes of a model that transformers builds; None where it cannot be built or does not run."""
+    """Return the bytes of a layer of a model that transformers builds; None if the model cannot be built or run."""
     if isinstance(model, ConfigError):
         yield Problem("model", str(model))
         return None

@@ -34,7 +34,7 @@ _MOVE_NOTHING = ("_unsafe_view", "empty", "empty_like", "new_empty", "empty_stri
 class LiveBytes(TorchDispatchMode):
     """Counts ``live`` and ``peak`` bytes of storages made inside or given to :meth:`add`, FSDP's resizing included.
 
-    ``moved``: the bytes that operators read and write, each by itself.
+    ``moved`` is the sum of the bytes that each operator reads and writes.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """The peak of a layer's forward and backward pass: ``token`` for each token, and ``block``, which does not grow.
+    """Peak bytes of a layer's forward and backward pass: ``token`` for each token, ``block`` for any number of tokens.
 
-    ``moved``: bytes of activations that all layers together read and write in both passes, for each token.
+    ``moved`` are the bytes of activations that all layers together read and write in both passes, for each token.
     """
 
     token: float
@@ -104,7 +104,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def layer_bytes(model: GeneralDecoder) -> LayerBytes:
-    """Count the bytes that a layer of the largest kind takes, and those that all layers move.
+    """Count the bytes that a layer of the largest kind takes, and the bytes that all layers move.
 
     Args:
         model: without storage; it cannot be used afterwards.

@@ -29,9 +29,9 @@ TRAINER_CONTEXT = 1.0
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that one GPU needs, by use. ``over`` is the line to print when it does not fit.
+    """The memory that one GPU needs, by use. ``over`` is the line to print if the memory does not suffice.
 
-    ``weights`` are the GiB of ``parts`` for the model, ``adapters`` those for LoRA with its training state;
+    Of ``parts``, ``weights`` GiB are for the model and ``adapters`` GiB for LoRA with its training state.
     ``offloaded`` GiB are in the host's memory.
     """
 
@@ -69,16 +69,16 @@ def plan_trainer(
 ) -> MemoryPlan:
     """Plan one rank of the trainer at its peak, in the backward pass through a layer, of ``tokens`` at once.
 
-    One rank holds the bf16 base whole, and FSDP2 shards that of several: it keeps the embedding and the head gathered
-    for the whole pass, and the next layer beside the one at work. A weight of the adapter has four bytes in fp32 each
-    for itself, its gradient, two Adam moments and each of its ``versions``. While servers sample there is no gradient,
-    but a copy of the weights while another version is read. Activation checkpointing saves each layer's input. The
-    layer at work is differentiated with its activations recomputed: at the peak six tensors of the feed-forward width
-    (four activations of the MLP and two gradients on their way), six of the model's width and four of the keys' width.
-    ``keep_attention`` keeps its output and fp32 normalisers, in each layer that has it. Where several ranks are
-    ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank that ``offloads`` has two
-    of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer at work of a model that
-    transformers builds, in place of these tensors.
+    A single rank holds the bf16 base whole. FSDP2 shards the base of several ranks; it keeps the embedding and the head
+    gathered for the whole pass, and the next layer beside the layer at work. A weight of the adapter has four bytes in
+    fp32 each for itself, its gradient, two Adam moments and each of its ``versions``. While servers sample there is no
+    gradient, but a copy of the weights while another version is read. Activation checkpointing saves each layer's
+    input. The layer at work is differentiated with its activations recomputed: at the peak six tensors of the
+    feed-forward width (four activations of the MLP and two gradients on their way), six of the model's width and four
+    of the keys' width. ``keep_attention`` keeps attention's output and fp32 normalisers, in each layer with attention.
+    Where several ranks are ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank
+    that ``offloads`` has two of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer
+    at work of a model that transformers builds, in place of these tensors.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """
@@ -145,8 +145,8 @@ def plan_host(shape: BaseModel, node: NodeConfig | None, trainer: MemoryPlan, ra
     has slept once keeps its pinned memory. Weights mapped from files are not counted, as their pages can be dropped.
 
     Args:
-        node: its servers are on this machine; None for none.
-        trainer: one of its ``ranks`` ranks, as :func:`plan_trainer` plans it.
+        node: the node whose servers are on this machine; None if there are no servers.
+        trainer: one of the trainer's ``ranks`` ranks, as :func:`plan_trainer` plans it.
     """
     shares = node is not None and node.servers.share is not None
     later = {
@@ -197,8 +197,8 @@ def plan_rollout_server(shape: BaseModel, node: NodeConfig, gpu_gib: float) -> M
 
 
 class Turns(NamedTuple):
-    """Both phases of a GPU on which sampling and training take turns, its server alone, and the seconds that its
-    weights travel in each iteration. All of it is arithmetic."""
+    """Both phases of a GPU on which sampling and training take turns, the server alone, and the seconds for which
+    weights travel in each iteration. All numbers are arithmetic."""
 
     sampling: MemoryPlan
     training: MemoryPlan
@@ -207,12 +207,12 @@ class Turns(NamedTuple):
 
 
 def plan_turns(shape: BaseModel, node: NodeConfig, trainer: MemoryPlan, gpu_gib: float) -> Turns:
-    """Plan a GPU that holds the frozen base once at a time: vLLM's while it samples, the trainer's while it trains.
+    """Plan a GPU that never holds the frozen base twice: it has vLLM's during sampling, the trainer's during training.
 
     A server that sleeps (level 1) has its weights and adapters in pinned host memory and drops its KV cache; its
-    context and graphs stay. A trainer that waits keeps its context and all tensors of the adapter. Its frozen
-    weights never change, so only vLLM copies out: an iteration moves the server's weights out and in, and the
-    trainer's in.
+    context and graphs stay. A waiting trainer keeps its context and all tensors of the adapter. The trainer's frozen
+    weights never change and need no copy out: an iteration moves the server's weights out and in, and the trainer's
+    weights only in.
 
     Args:
         trainer: one rank, as :func:`plan_trainer` plans it.

@@ -22,8 +22,8 @@ from model_families.weights.published import published_config
 
 @contextmanager
 def folder_to_plan(path: str | Path) -> Iterator[str | None]:
-    """Yield the model's folder ``path`` if it exists, else a temporary folder of the published model of that name; None
-    where the name is not known."""
+    """Yield the model's folder ``path`` if it exists, else a temporary folder of the published model of that name, or
+    None if the name is not known."""
     if (Path(path) / "config.json").is_file():
         yield str(path)
         return
@@ -56,7 +56,7 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def write_header(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Write a file of weights in bf16, or MXFP4, that is whole by its header; it takes no room on the disk."""
+    """Write a file of bf16 or MXFP4 weights that its header shows as complete, but that takes no room on the disk."""
     header, end = {}, 0
     for name, shape in shapes.items():
         packed = name.endswith(("_blocks", "_scales"))

@@ -32,8 +32,8 @@ class Machines:
 
 
 def usual_machines(servers: ServersConfig) -> tuple[int, int]:
-    """Return the nodes, and GPUs of each, that a config is for, by the GPUs of its servers: one node where these are
-    also the trainer's, one GPU where the only server is on GPU 0, one node where the first GPUs are left to the
+    """Return the number of nodes, and of GPUs in each, for which a config is made. The servers' GPUs tell: one node if
+    the trainer uses the same GPUs, one GPU if the only server is on GPU 0, one node if the first GPUs are left to the
     trainer, else two nodes."""
     if servers.share is not None:
         return 1, servers.count * servers.tensor_parallel_size
@@ -44,11 +44,11 @@ def usual_machines(servers: ServersConfig) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class GpuDivision:
-    """The division of a node's GPUs: those that train, and those (by index) that vLLM may use on a rollout node.
+    """The division of a node's GPUs: how many train, and the indices of those that vLLM may use on a rollout node.
 
-    The last of several nodes trains. On a node whose GPUs both use in turns, each uses all of them. Any other node is
-    divided in halves, the trainer's first, unless it has only one GPU or the config's only server is on GPU 0: then the
-    trainer has one rank, on that GPU, and shares it.
+    The last of several nodes trains. If trainer and servers take turns, both use all GPUs of a node. Any other node is
+    divided in halves, with the trainer's first. But if a node has only one GPU, or the config's only server is on GPU
+    0, the trainer has one rank and shares that GPU.
     """
 
     trainer_gpus: int
@@ -85,7 +85,7 @@ class Problem(NamedTuple):
 
 
 def problems(about: str, check: Callable[[], object], before: str = "") -> Iterator[Problem]:
-    """Yield the problem that ``check`` raises, if it does; ``before`` stands before its text."""
+    """Yield the problem that ``check`` raises, if any; ``before`` is put before the problem's text."""
     try:
         check()
     except (ConfigError, ServerStartError) as error:
@@ -93,7 +93,7 @@ def problems(about: str, check: Callable[[], object], before: str = "") -> Itera
 
 
 class Unopened(NamedTuple):
-    """An environment that a check did not open, and that knows its needs only once it is open."""
+    """An environment that a check did not open, but that knows its needs only when it is open."""
 
     environment: str
 
@@ -103,8 +103,8 @@ Finding: TypeAlias = ReportRow | MemoryPlan | Problem | Unopened
 
 @dataclass(frozen=True)
 class Report:
-    """``lines`` say what would happen, ``problems`` what would stop the job, one line each; ``unopened``: the
-    environment is :class:`Unopened`."""
+    """``lines`` say what would happen, ``problems`` what would stop the job, one line each. ``unopened`` is true if
+    the environment is :class:`Unopened`."""
 
     lines: tuple[str, ...]
     problems: tuple[str, ...]

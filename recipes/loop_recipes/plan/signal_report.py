@@ -20,7 +20,7 @@ MOST_GROUPS = 10**9
 
 
 def together(every: Iterable[Any]) -> Groups:
-    """Merge the groups of several iterations; malformed counts, which a file of others may hold, are left out."""
+    """Merge the groups of several iterations. Leave out malformed counts, which a foreign file may hold."""
     merged: dict[str, dict[str, int]] = {}
     for key, counts in (item for groups in every if isinstance(groups, Mapping) for item in groups.items()):
         named = re.fullmatch(r"(\d{1,6})/([1-9]\d{0,5})", str(key))
@@ -36,7 +36,7 @@ def together(every: Iterable[Any]) -> Groups:
 
 
 def signal_text(groups: Groups) -> str:
-    """Say how many groups had signal, by how often their task was solved."""
+    """Return a text that says how many groups had signal, by how often the task was solved."""
     parts = {name: [0, 0] for name in (*PARTS, ALWAYS)}
     for key, counts in groups.items():
         counted = parts[next((name for name, most in PARTS.items() if solved_rate(key) <= most), ALWAYS)]
@@ -47,7 +47,7 @@ def signal_text(groups: Groups) -> str:
 
 
 def forecast(groups: Groups, size: int | None = None) -> str:
-    """Say which share of tasks would have signal by success in groups of ``size``, and which size gives 4 of 5."""
+    """Return a text: what share of tasks would have signal by success in groups of ``size``, what size gives 4 of 5."""
     size_needed, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
     decided = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
     texts = [] if size is None else [f"groups of {size} would give {coverage(groups, size):.0%} of all tasks signal"]
@@ -59,7 +59,7 @@ def pilot_groups(folder: Path) -> Groups:
     """Read the groups of a training run, or the tasks of an evaluation's first policy.
 
     Raises:
-        ConfigError: the folder is neither, or has no groups.
+        ConfigError: the folder is neither a training run nor an evaluation, or has no groups.
     """
     if (folder / METRICS_FILE).is_file():
         with raised_as(ConfigError, f"--pilot {folder}: ", ValueError, OSError):

@@ -39,28 +39,28 @@ USED = 0.28
 
 
 def card_of(gpu_gib: float) -> Gpu:
-    """Return the card whose memory is nearest to ``gpu_gib``; several have as much, so it is a guess."""
+    """Return the card whose memory is nearest to ``gpu_gib``. It is a guess, as several cards have equal memory."""
     return min(CARDS, key=lambda card: abs(math.log(card.gib / gpu_gib)))
 
 
 class UpdateWork(NamedTuple):
-    """The work of all ranks in an update: ``flops`` and, where layers run transformers' code, ``moved``, the bytes that
-    their operators read and write one by one."""
+    """The work of all ranks in an update: ``flops`` and, if layers run transformers' code, ``moved``, the sum of the
+    bytes that each operator reads and writes."""
 
     flops: float
     moved: float
 
     def seconds(self, card: Gpu, ranks: int) -> float:
-        """Return the time of the one that takes longer."""
+        """Return the seconds for the FLOPs or for the moved bytes, whichever take longer."""
         return max(self.flops / USED / card.flops, self.moved / card.bytes) / ranks
 
 
 def update_work(config: LoopConfig, flops: float, counted: LayerBytes | None) -> UpdateWork:
-    """Return the work of an update in which all rollouts are as long as they may be: for each epoch a pass forward and
-    one backward, for which layers are computed again, and one forward for the old log-probs.
+    """Return the work of an update in which all rollouts have the largest length: for each epoch a forward pass and a
+    backward pass, which computes layers again, and one forward pass for the old log-probs.
 
     Args:
-        flops: of both passes over the longest rollout.
+        flops: the FLOPs of both passes over the longest rollout.
         counted: None for a model of torchtune's modules, whose share of FLOPs was measured.
     """
     rollouts = config.collection.tasks_per_iteration * config.collection.rollouts_per_task
@@ -72,10 +72,10 @@ def update_work(config: LoopConfig, flops: float, counted: LayerBytes | None) ->
 def sampled_tokens_per_s(shape: BaseModel, node: NodeConfig, server: MemoryPlan, card: Gpu) -> float:
     """Return the most tokens that all servers sample a second, if only reading weights and cache takes time.
 
-    Episodes are taken to be at half of their context, and to be as many as the cache holds then.
+    It assumes that each episode fills half of its context, and that there are as many episodes as the cache then holds.
 
     Args:
-        server: one of its GPUs, as :func:`~loop_recipes.plan.memory_plan.plan_rollout_server` plans it.
+        server: one GPU of a server, as :func:`~loop_recipes.plan.memory_plan.plan_rollout_server` plans it.
     """
     gpus = node.servers.tensor_parallel_size
     episode = node.model.max_context / 2 * shape.kv_bytes_per_token / min(gpus, shape.kv_heads) / GIB

@@ -36,7 +36,7 @@ def model_identity(base_model: str, initial_adapter: str | None) -> dict[str, st
 
 
 def environment_identity(dataset: str, environment: Description) -> dict[str, str]:
-    """Return the name of the dataset, and the environment's identity, on which its grades depend."""
+    """Return the name of the dataset, and the environment's identity, on which the grades depend."""
     return {"dataset": dataset, **environment.whole_identity}
 
 
@@ -64,5 +64,5 @@ def compare(state: Mapping[str, Any], what: str, now: Mapping[str, str], accept:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names under which the two values differ, or only one has a value."""
+    """Return the names for which the two mappings have different values, or only one has a value."""
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -15,7 +15,7 @@ Groups: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 def groups_by_solved(episodes: Iterable[tuple[str, bool, float]]) -> Groups:
-    """Count groups by the share solved, of each episode's task, success and return; unequal returns are signal."""
+    """Count groups by the share solved, from each episode's (task, success, return). Unequal returns are signal."""
     tasks: dict[str, list[tuple[bool, float]]] = {}
     for task, solved, paid in episodes:
         tasks.setdefault(task, []).append((solved, paid))
@@ -28,7 +28,7 @@ def groups_by_solved(episodes: Iterable[tuple[str, bool, float]]) -> Groups:
 
 
 def solved_rate(key: str) -> float:
-    """Return the share solved that a key of :data:`Groups` stands for."""
+    """Return the share of solved rollouts for which a key of :data:`Groups` stands."""
     solved, _, rollouts = key.partition("/")
     return int(solved) / int(rollouts)
 
@@ -41,8 +41,8 @@ def coverage(groups: Groups, size: int) -> float:
 
 
 def signal_figures(groups: Groups) -> dict[str, Any]:
-    """Return the metrics of an iteration's groups, with the smallest size at which four of five groups of tasks solved
-    sometimes would have signal."""
+    """Return the metrics of an iteration's groups. One is the smallest size at which four of five groups, of the tasks
+    solved sometimes, would have signal."""
     sometimes = {key: each for key, each in groups.items() if 0.0 < solved_rate(key) < 1.0}
     if not sometimes:
         return {"groups_by_solved": groups}

@@ -167,13 +167,13 @@ class RunMetrics:
     def __init__(
         self, path: Path, trackers: Trackers | None, after_iteration: int, more_keys: Collection[str] = ()
     ) -> None:
-        """Open the file; lines after ``after_iteration`` (of a run that died before its checkpoint) are removed.
+        """Open the file. Remove lines after ``after_iteration``, which are from a run that died before its checkpoint.
 
         Args:
             more_keys: further keys of a line, which the environment and a credit document.
 
         Raises:
-            ConfigError: the file is damaged; names the line.
+            ConfigError: the file is damaged; the message names the line.
         """
         self._path, self._trackers = path, trackers
         self._keys = METRICS.keys() | {*more_keys}
@@ -211,8 +211,8 @@ class RunMetrics:
         self._write_all()
 
     def tell(self) -> None:
-        """Pass all new lines to the trackers. Call it when the checkpoint is saved: a tracker must not get a line that
-        a resumed run would lack."""
+        """Pass all new lines to the trackers. Call this after the checkpoint is saved, because a tracker must not get a
+        line that a resumed run would lack."""
         if self._trackers is not None:
             self._trackers.tell(self._lines)
 
@@ -229,7 +229,7 @@ class RunMetrics:
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, Any]:
     """Average over a collection's episodes, in the order of their ids: arrival order must not change the last digit.
 
-    An episode of several sequences counts once; its turns and tokens are those of all of them.
+    An episode of several sequences counts once, with the turns and tokens of all its sequences.
     """
     rollouts = sorted(rollouts, key=lambda rollout: (rollout.episode_id, rollout.segment))
     first_segments = [rollout for rollout in rollouts if rollout.segment == 0]
@@ -278,7 +278,7 @@ def _errors(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def _endpoint(rollouts: list[Rollout]) -> dict[str, dict[str, float]]:
-    """Return the mean of each count of calls over rollouts that programs played."""
+    """Return for each count of calls the mean over the rollouts that programs played."""
     counts = [rollout.extra["harness"]["calls"] for rollout in rollouts if "harness" in rollout.extra]
     names = sorted({name for of in counts for name in of})
     means = {name: sum(of.get(name, 0) for of in counts) / len(counts) for name in names}
@@ -286,7 +286,7 @@ def _endpoint(rollouts: list[Rollout]) -> dict[str, dict[str, float]]:
 
 
 def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the mean of each stated reward and metric over the rollouts whose grade has it."""
+    """Return for each stated reward and metric the mean over the rollouts whose grades state it."""
     values: dict[str, dict[str, list[float]]] = {}
     for rollout in rollouts:
         for kind in ("rewards", "metrics"):
@@ -341,7 +341,7 @@ SUMMARY_WORDS = (
 
 
 def summary_line(metrics: Mapping[str, Any], max_iterations: int) -> str:
-    """Describe an iteration in one line, whose parts stand two blanks apart."""
+    """Describe an iteration in one line, with two blanks between the parts."""
     gap = f"gap {metrics['gap_p99']:.1e} {metrics['gap_verdict']}" if "gap_p99" in metrics else "gap -"
     gap += f" (at first {metrics['gap_base']:.1e})" if "gap_base" in metrics else ""
     to_come = max_iterations - metrics["iteration"]

@@ -43,7 +43,7 @@ def package_versions(environment: EnvironmentConfig | None = None) -> dict[str, 
 
 
 def code_version() -> str | None:
-    """Return the commit of the running checkout, with ``+changes`` where its files differ; None outside of one."""
+    """Return the commit of the running checkout, with ``+changes`` if files differ; None outside a checkout."""
     folder = loop_package("").parents[1]
     if not (folder / ".git").exists():
         return None
@@ -75,7 +75,7 @@ def record_start(output_dir: Path, after_iteration: int, config: Mapping[str, An
     """Add a line for this start to ``starts.jsonl`` in the run's folder.
 
     Args:
-        after_iteration: the iteration that the run goes on from; 0 begins it.
+        after_iteration: the iteration from which the run goes on; 0 if it begins.
         config: all keys, resolved.
     """
     line = {

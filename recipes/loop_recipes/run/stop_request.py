@@ -9,7 +9,7 @@ from typing import Any
 
 
 class StopRequested(Exception):
-    """A run stops on request, at the point that the message names."""
+    """The run was asked to stop, and stops at the point that the message names."""
 
     def __init__(self, where: str = "while waiting for the rollout node") -> None:
         super().__init__(where)
@@ -29,7 +29,7 @@ class StopRequest:
     checkpoint in hand, the second to leave an update before its next step; the third ends the process at once.
 
     Args:
-        file: its existence asks to stop, as the first signal does.
+        file: a file whose existence asks to stop, like the first signal.
         says: whether this process answers signals in the terminal; one process of a job does.
     """
 
@@ -39,7 +39,7 @@ class StopRequest:
         self._signals = 0
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT from now on; main thread only."""
+        """Handle SIGTERM and SIGINT from now on. Call this in the main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 

@@ -20,9 +20,9 @@ class Point:
     """Figures of one step.
 
     Attributes:
-        step: the iteration; for dev scores, the one that made the policy.
-        seconds: of the run, up to the step.
-        numbers: by flat names.
+        step: the iteration; for dev scores, the iteration that made the policy.
+        seconds: the run's seconds up to the step.
+        numbers: the figures by flat names.
     """
 
     step: int
@@ -37,9 +37,9 @@ class TrackerState:
     Attributes:
         run: the tracker's own name of the run.
         points: how many points the tracker has, from the first on.
-        iteration: the latest of those points.
-        back_to: the iteration after which the run goes on, where it has dropped later ones that the tracker has; else
-            0.
+        iteration: the latest iteration of these points.
+        back_to: if the run has dropped iterations that the tracker has, the iteration after which the run goes on;
+            else 0.
     """
 
     run: str | None = None
@@ -49,9 +49,9 @@ class TrackerState:
 
 
 def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Turn lines into points with flat names for trackers: an iteration's own, then the dev scores in its line.
+    """Turn lines into trackers' points with flat names: for each line the iteration's point, then those of dev scores.
 
-    A line that gets dev scores later leaves the points before them as they are.
+    If a line gets dev scores later, the points before them stay unchanged.
     """
     result, seconds = [], 0.0
     for line in lines:
@@ -69,34 +69,34 @@ def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
 
 
 def _take_out(numbers: dict[str, float], beginning: str) -> dict[str, float]:
-    """Take the numbers whose names begin so out of ``numbers``, and return them without that beginning."""
+    """Remove from ``numbers`` those whose names start with ``beginning``. Return them by the rest of the names."""
     keys = [key for key in numbers if key.startswith(beginning)]
     return {key.removeprefix(beginning): numbers.pop(key) for key in keys}
 
 
 class Tracker(Protocol):
-    """A tracker. All calls come from one thread; whatever they raise costs one line on the terminal."""
+    """A tracker. All calls come from one thread. An error that a call raises only prints a line on the terminal."""
 
     offline: str
     """Advice for a run without a network, printed when the tracker is unreachable; empty where it needs none."""
 
     def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
-        """Begin a run, or go on with ``state.run``, and write its config; called again after it failed.
+        """Begin a run, or continue ``state.run``, and write its config. This is called again if it failed.
 
         With ``state.back_to`` a tracker that cannot delete points begins another run: a curve is never of two runs.
 
         Args:
-            folder: the tracker's own, in the run's folder.
+            folder: the tracker's own folder in the run's folder.
 
         Returns:
-            the run, and the number of points that it really has.
+            The state, with the tracker's name of the run and the number of points that the tracker really has.
         """
 
     def tell(self, number: int, point: Point) -> None:
-        """Take the point with this number, from 0."""
+        """Store a point; points are numbered from 0."""
 
     def close(self) -> None:
-        """End; all points must be stored afterwards."""
+        """Close the tracker. All points must be stored afterwards."""
 
 
 class NamedTracker(Tracker, Protocol):
@@ -106,10 +106,10 @@ class NamedTracker(Tracker, Protocol):
         """Check before a run that the tracker can be used.
 
         Returns:
-            The address of its service; None where it writes on this machine.
+            The address of the tracker's service; None if the tracker writes on this machine.
 
         Raises:
-            ConfigError: its package is missing, or nobody is logged in; names the cure.
+            ConfigError: the package is missing, or nobody is logged in; the message names the cure.
         """
 
 

@@ -77,10 +77,10 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, in the project ``WANDB_PROJECT``; curves stand over the iteration.
+    """Weights & Biases, in the project ``WANDB_PROJECT``. The x axis of curves is the iteration.
 
-    W&B's own step is the number of the point, which the service takes once. Offline the service cannot say which points
-    it has, so a resumed run writes all points anew and removes the files that were not sent.
+    W&B's own step is the number of the point; the service takes each number once. Offline the service cannot say which
+    points it has, so a resumed run writes all points anew and removes the files that were not sent.
     """
 
     offline = "WANDB_MODE=offline writes to the run's folder, and `wandb sync` sends it"
@@ -128,10 +128,10 @@ class Wandb:
 
 
 class Mlflow:
-    """MLflow, by ``MLFLOW_TRACKING_URI`` or in a database in the run's folder; in ``MLFLOW_EXPERIMENT_NAME``.
+    """MLflow at ``MLFLOW_TRACKING_URI`` or in a database in the run's folder, in ``MLFLOW_EXPERIMENT_NAME``.
 
-    A tag of the run is written with each point and counts them; a point that was written without the tag has the same
-    time when it is written again, by which MLflow recognizes it.
+    A tag of the run counts the points and is written with each point. If the tag was not written, the point is written
+    again with the same time, by which MLflow recognizes the point.
     """
 
     offline = "without MLFLOW_TRACKING_URI it writes to the run's folder"
@@ -219,7 +219,7 @@ def _require_package(module: str, package: str, why: str = "") -> None:
 
 
 def _run_name(folder: Path, state: TrackerState) -> str:
-    """Return the name of the run's folder, from its tracker's folder; with the iteration to which a run goes back."""
+    """Return the name of the run's folder, in which ``folder`` is; ``-after-N`` follows if the run goes back to N."""
     return folder.resolve().parents[1].name + (f"-after-{state.back_to}" if state.back_to else "")
 
 
@@ -236,5 +236,5 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def _mlflow_name(name: str) -> str:
-    """Replace characters that MLflow allows in no name by an underscore."""
+    """Replace each character that MLflow forbids in names with an underscore."""
     return re.sub(r"[^\w./: -]", "_", name)

@@ -38,13 +38,13 @@ class Trackers:
 
     Args:
         names: keys of :data:`~loop_recipes.run.tracker.TRACKERS`.
-        loggers: torchtune's, as components.
+        loggers: torchtune's metric loggers, as components.
         output_dir: the run's folder.
-        config: the run's, written to each.
-        after_iteration: of the checkpoint to resume from; 0 forgets the progress of an earlier run in the folder.
+        config: the run's config, which is written to each tracker.
+        after_iteration: the iteration of the checkpoint to resume; 0 forgets an earlier run's progress in the folder.
 
     Raises:
-        ConfigError: one is not installed, or cannot write to its path.
+        ConfigError: a tracker is not installed, or cannot write to its path.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Trackers:
             follower.check_opening(deadline - running_time.now())
 
     def tell(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Pass every tracker all points of the run that it lacks; does not wait for it.
+        """Pass every tracker all points of the run that the tracker lacks, without waiting for the trackers.
 
         Args:
-            lines: the run's, of metrics.jsonl.
+            lines: the run's lines of metrics.jsonl.
         """
         run_points = points(lines)
         for follower in self._followers:
             follower.tell(run_points)
 
     def close(self) -> None:
-        """Pass the trackers the rest and close them, in :data:`CLOSING_S` at most. Raises nothing."""
+        """Pass the remaining points to the trackers and close them, in at most :data:`CLOSING_S`. Raises nothing."""
         for follower in self._followers:
             follower.end()
         deadline = running_time.now() + CLOSING_S
@@ -95,8 +95,8 @@ class Follower:
     """Passes one tracker, in a thread of its own, the points that it lacks.
 
     Args:
-        title: its name on the terminal.
-        folder: the tracker's own; its progress is stored beside it.
+        title: the tracker's name on the terminal.
+        folder: the tracker's own folder; the progress is stored beside the folder.
     """
 
     def __init__(self, title: str, tracker: Tracker, folder: Path, config: DictConfig, after_iteration: int) -> None:
@@ -114,7 +114,7 @@ class Follower:
         threading.Thread(target=self._work, name=title, daemon=True).start()
 
     def check_opening(self, seconds: float) -> None:
-        """Wait until the tracker has opened, failed to, or the time is up.
+        """Wait until the tracker has opened, has failed to open, or the time is up.
 
         Raises:
             ConfigError: the tracker can never open with these settings.
@@ -125,7 +125,7 @@ class Follower:
             raise ConfigError(f"{self._title}: {self._error}") from self._error
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Hand over all points of the run."""
+        """Give the thread all points of the run."""
         with self._wake:
             self._points, self._news = points, True
             self._wake.notify()
@@ -211,5 +211,5 @@ class Follower:
 
 
 def _never_opens(error: BaseException | None) -> bool:
-    """Return whether a package or a path is wrong: the config's fault, not that of an unreachable service."""
+    """Return whether the error comes from a wrong package or path in the config, not from an unreachable service."""
     return isinstance(error, ImportError) or getattr(error, "filename", None) is not None

@@ -48,11 +48,11 @@ _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
 def model_digest(folder: str | Path) -> str:
-    """Return 16 hex digits that other weights or another tokenizer in the same folder change.
+    """Return 16 hex digits that change when the weights or the tokenizer in ``folder`` change.
 
-    They come from the name and size of every file of weights and tokenizer, its first and last MiB, and 256 blocks of 4
-    KiB at even distances in between: training moves all weights, and all of a large model takes minutes to read; of
-    configuration from :func:`~loop_formats.run_files.settings_of`.
+    The digest covers the name, the size, the first and last MiB and 256 evenly spaced blocks of 4 KiB of each file of
+    weights and tokenizer. These samples suffice because training moves all weights; a full read of a large model takes
+    minutes. Of configuration files it covers :func:`~loop_formats.run_files.settings_of`.
     """
     files = {path for path in Path(folder).iterdir() if _MODEL_FILES.fullmatch(path.name)}
     with suppress(ValueError):  # no weights that could be read
@@ -61,7 +61,7 @@ def model_digest(folder: str | Path) -> str:
 
 
 def files_digest(files: Iterable[Path]) -> str:
-    """Return 16 hex digits of files by name, size and samples of their bytes, as :func:`model_digest` has them."""
+    """Return 16 hex digits computed from the name, size and samples of each file, as :func:`model_digest` describes."""
     digest = hashlib.sha256()
     for file in sorted(files):
         if file.name.endswith("config.json"):
@@ -81,14 +81,14 @@ def files_digest(files: Iterable[Path]) -> str:
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A decoder, described.
+    """The description of a decoder.
 
-    ``feed_forward`` is the inner width of the MLP, ``tied``: the embedding is the head too. ``positions`` are as many
-    as it attends over: of a family, a context that a sliding window does not cut is as without one.
+    ``feed_forward`` is the inner width of the MLP. ``tied`` says that the embedding is also the head. ``positions`` is
+    the number of tokens that the decoder attends over; a family's sliding window limits this number.
 
-    ``family`` is None where transformers builds it. ``weights`` are all, by their names on disk: [out, in] of a layer.
-    ``mxfp4``: routed experts are stored in MXFP4, which the learner reads as bf16 and vLLM serves as it is.
-    ``four_bits``: layers whose weights are of four bits in the files, in the learner and in vLLM.
+    ``family`` is None if transformers builds the model. ``weights`` maps each name on disk to a shape, [out, in] for a
+    linear layer. ``mxfp4`` says that the files hold routed experts in MXFP4: the learner reads them as bf16, vLLM
+    serves them in MXFP4. ``four_bits`` describes the layers that have four-bit weights in files, learner and vLLM.
     """
 
     model_type: str
@@ -114,10 +114,10 @@ class BaseModel:
 
     @classmethod
     def read(cls, folder: str | Path, general: bool = False) -> BaseModel:
-        """Read ``<folder>/config.json``, and the headers of the weights if no family builds the model or ``general``.
+        """Read ``<folder>/config.json``, and the weights' headers if ``general`` is set or no family builds the model.
 
         Raises:
-            ValueError: names the file, and what is missing or cannot be built.
+            ValueError: something is missing or cannot be built; the message names it and the file.
         """
         file = Path(folder) / "config.json"
         try:
@@ -158,7 +158,7 @@ class BaseModel:
 
     @classmethod
     def of_family(cls, config: dict[str, Any], family: Family) -> BaseModel:
-        """Describe a family's model by the content of its config.json alone."""
+        """Return the description of a family's model, from the content of its config.json alone."""
         positions, rope = int(config.get("max_position_embeddings") or family.positions), read_rope(config)
         positions, window = max(positions, rope.positions), family.window_of(config)
         sizes = _sizes(config, family.head_width) | {"feed_forward": int(config["intermediate_size"])}
@@ -208,7 +208,7 @@ class BaseModel:
         }
 
     def divides(self, parts: int) -> bool:
-        """Return whether attention can be divided by heads into so many parts, each key head in one or more of them."""
+        """Return whether the heads of attention can be divided into ``parts``; a key head may be in several parts."""
         return self.heads % parts == 0 and (self.kv_heads % parts == 0 or parts % self.kv_heads == 0)
 
     @property
@@ -217,7 +217,7 @@ class BaseModel:
         return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.linear_layers))
 
     def adapter_shapes(self, target_modules: Collection[str], rank: int) -> dict[str, tuple[int, int]]:
-        """Return every tensor of a PEFT adapter on ``target_modules``: name to shape. A is [r, in], B is [out, r]."""
+        """Return the shapes of a PEFT adapter's tensors on ``target_modules``, by name: A is [r, in], B is [out, r]."""
         expected = {}
         for name, (outputs, inputs) in self.linear_layers.items():
             if name.rpartition(".")[2] in target_modules:
@@ -226,16 +226,16 @@ class BaseModel:
         return expected
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the number of parameters of an adapter of ``rank`` on all modules."""
+        """Return the number of parameters of an adapter that has ``rank`` on all modules."""
         return rank * sum(map(sum, self.linear_layers.values()))
 
     def max_adapter_bytes(self, rank_limit: int) -> int:
-        """Return the size of the largest weights file of an adapter: all modules, fp32, and its header."""
+        """Return the bytes of an adapter's largest possible weights file: all modules in fp32, and the header."""
         return 4 * self.adapter_parameters(rank_limit) + MAX_HEADER_BYTES
 
     @cached_property
     def _by_layer(self) -> Mapping[int | None, int]:
-        """Parameters of each layer of the text's decoder, under None those outside layers; without norms and biases."""
+        """The parameter count of each decoder layer, without norms and biases; key None is for all outside layers."""
         counts: dict[int | None, int] = {}
         for name, shape in self.weights.items():
             if len(shape) > 1 and not is_of_tower(name):
@@ -259,7 +259,7 @@ class BaseModel:
 
     @property
     def held_bytes(self) -> float:
-        """Bytes of the weights in the learner: bf16, and four bits where they are stored so."""
+        """Bytes of the weights in the learner: bf16, or four bits for weights that are stored in four bits."""
         return 2 * self.parameters - (0.0 if self.four_bits is None else self.four_bits.saved_bytes(self.weights))
 
     @property
@@ -270,18 +270,18 @@ class BaseModel:
 
     @cached_property
     def _keys(self) -> list[str]:
-        """Names of the weights, in the text's layers, whose output is in the KV cache."""
+        """Names of the weights in the decoder's layers whose output goes into the KV cache."""
         made = (name for name in self.weights if name.endswith(".weight") and layer_of(name) is not None)
         return [name for name in made if module_of(name).rpartition(".")[2] in _KEYS]
 
     @property
     def attention_layers(self) -> list[int]:
-        """The numbers of the layers that have attention; a hybrid's others have a state along the row in its place."""
+        """The numbers of the layers with attention; a hybrid model's other layers keep a recurrent state instead."""
         return [number for number in map(layer_of, self._keys) if number is not None]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of the KV cache per token in bf16, as if no layer had a window; mixers' states do not grow."""
+        """Bytes of the KV cache per token in bf16, if no layer had a window; recurrent states do not count."""
         width = 0
         for name in self._keys:
             module, rows = module_of(name).rpartition(".")[2], self.weights[name][0]
@@ -294,7 +294,7 @@ class BaseModel:
 
 
 def _quantised_by(config: Mapping[str, Any]) -> str | None:
-    """Return the method by which weights are quantised that can be read: mxfp4 of gpt-oss, or compressed-tensors."""
+    """Return the quantisation method if we can read it (gpt-oss's mxfp4 or compressed-tensors), else None."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     published = method == "mxfp4" and config.get("model_type") == "gpt_oss"
     return method if published or method == "compressed-tensors" else None
@@ -309,7 +309,7 @@ def _read_four_bits(config: Mapping[str, Any], weights: Mapping[str, tuple[int, 
 
 
 def _sizes(config: Mapping[str, Any], head_width: int | None) -> dict[str, Any]:
-    """Read the sizes of a decoder from its config.json. Raises ValueError for one that is below 1."""
+    """Read the sizes of a decoder from its config.json. Raises ValueError if a size is below 1."""
     width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     sizes = {
         "layers": int(config["num_hidden_layers"]),
@@ -336,7 +336,7 @@ def _weights_of_family(
     head_width: int,
     vocabulary: int,
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every weight by its name in Hugging Face's files, where a tied head is left out."""
+    """Return the shape of every weight by its name in Hugging Face's files, which omit a tied head."""
     query, keys = heads * head_width, kv_heads * head_width
     linear = {
         "self_attn.q_proj": (query, width),

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def open_weights(folder: str | Path) -> BaseModel:
-    """Open the model in ``folder``; returns its description, with which its weights agree.
+    """Return the description of the model in ``folder``, after checking that its weights agree with it.
 
     Raises:
-        ValueError: names the file, what is wrong with it and the cure; one line.
+        ValueError: the model cannot be used; the message names the file, the fault and the cure in one line.
     """
     base = BaseModel.read(folder)
     check_weights(folder, base)
@@ -36,7 +36,7 @@ def check_served_as(folder: str | Path, base: BaseModel, max_context: int, dtype
     """Check that a server of ``base`` can hold ``max_context`` tokens, and compute in ``dtype``.
 
     Raises:
-        ValueError: the model has fewer positions, or a sliding window cuts them, or its weights are of four bits.
+        ValueError: the model has too few positions, too short a sliding window, or four-bit weights and float32.
     """
     if max_context > base.positions:
         raise ValueError(
@@ -53,14 +53,14 @@ def open_model_chat(
     thinking: Thinking | None = None,
     observation_role: ObservationRole | None = None,
 ) -> ChatFormat:
-    """Open the chat of the model in ``folder``, each of whose ids the model has a row for.
+    """Return the chat format of the model in ``folder``. Checks that the embedding has a row for each of its ids.
 
     Args:
-        base: the model, whose embedding has a row for each token that is written.
+        base: the model's description.
         thinking, observation_role: as in :func:`~model_families.chat.open_chat`.
 
     Raises:
-        ValueError: what does not fit; one line.
+        ValueError: the message names what does not fit, in one line.
     """
     chat = open_chat(folder, thinking, observation_role)
     _check_ids(folder, chat, read_tokenizer(folder), base)

@@ -53,10 +53,10 @@ _TEXTS = (
 
 
 def differing_ids(folder: str | Path) -> str | None:
-    """Compare the ids that ``tokenizers``, by which training and serving here go, and transformers give twenty texts.
+    """Compare the ids of twenty texts from ``tokenizers``, which we train and serve with, and from transformers.
 
     Returns:
-        The difference, in one line; None without one, or where the folder holds no ``tokenizer.json``.
+        The difference in one line; None if there is no difference, or no ``tokenizer.json`` in the folder.
     """
     if not (Path(folder) / "tokenizer.json").is_file():
         return None
@@ -85,7 +85,7 @@ def differing_ids(folder: str | Path) -> str | None:
 
 
 def read_as_written(folder: Path) -> None:
-    """Make transformers read the ``tokenizer.json`` in ``folder`` as it is: adds :data:`SETTINGS` and :data:`CODE`."""
+    """Add :data:`SETTINGS` and :data:`CODE` to ``folder``: they make transformers use ``tokenizer.json`` unchanged."""
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     file.write_text(json.dumps(settings | SETTINGS, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

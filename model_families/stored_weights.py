@@ -38,9 +38,9 @@ _WHOLE = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def weights_digest(folder: str | Path) -> str | None:
-    """Return 16 hex digits that other weights in ``folder`` change, and its tokenizer does not.
+    """Return 16 hex digits that change when the weights in ``folder`` change, but not when its tokenizer does.
 
-    None where no weights of Hugging Face's names can be read, such as a checkpoint of torchtune's own.
+    Return None if no weights with Hugging Face's names can be read, as in torchtune's own checkpoints.
     """
     try:
         return files_digest(weight_files(folder))
@@ -49,10 +49,10 @@ def weights_digest(folder: str | Path) -> str | None:
 
 
 def check_finite(folder: str | Path) -> None:
-    """Check that no number of the weights in ``folder`` is inf or nan; reads all of them, and needs torch.
+    """Check that no weight in ``folder`` is inf or nan. Reads all weights, and needs torch.
 
     Raises:
-        ValueError: names the file and the tensor.
+        ValueError: a weight is inf or nan; the message names the file and the tensor.
     """
     for file in weight_files(folder):
         with safe_open(file, "pt") as content:
@@ -67,7 +67,7 @@ def check_weights(folder: str | Path, base: BaseModel) -> None:
     """Check the weights in ``folder`` against ``base``, its description: files, names, shapes and a tied head.
 
     Raises:
-        ValueError: names the file, what is wrong with it and the cure; one line.
+        ValueError: the weights do not fit; the message names the file, the fault and the cure in one line.
     """
     folder, on_disk = Path(folder), dict[str, StoredTensor]()
     for file in check_one_set(folder):
@@ -87,9 +87,9 @@ def check_weights(folder: str | Path, base: BaseModel) -> None:
 
 
 def _check_general(folder: Path, stored: Mapping[str, StoredTensor], base: BaseModel) -> None:
-    """Check a model that no family describes: weights whole and plain, layers and words as many as config.json says.
+    """Check that a model without a family has whole, plain weights, and config.json's numbers of layers and words.
 
-    The learner compares the rest, for which transformers is needed.
+    The learner checks everything else, because that needs transformers.
     """
     bare = {name.removeprefix(prefix) for name in stored for prefix in _NEVER_PLAIN if name.startswith(prefix)}
     strange = [
@@ -126,7 +126,7 @@ def _check_names(folder: Path, stored: Mapping[str, StoredTensor], expected: Map
 
 
 def _kind(strange: Sequence[str], stored: Mapping[str, StoredTensor], expected: Mapping[str, Any]) -> str:
-    """Return what weights of such names are, and the cure."""
+    """Return one text: what kind of weights have these names, and the cure."""
     name = strange[0]
     for prefix, kind in _WRAPPED.items():
         if any(
@@ -160,7 +160,7 @@ def _check_tensor(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> No
 
 
 def _alike(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two tensors are the same, by some of their rows; the learner compares all, of two types too."""
+    """Return whether some rows of two tensors are equal. The learner compares all rows, also of different types."""
     if one.shape != other.shape:
         return False
     if one.dtype != other.dtype:

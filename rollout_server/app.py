@@ -52,7 +52,7 @@ NODE: web.AppKey[Node] = web.AppKey("node", Node)
 
 
 def _build_app(node: Node, token: str) -> web.Application:
-    """Return the application; ``token`` is the bearer token of its requests."""
+    """Return the node's web application; requests must carry the bearer ``token``."""
     app = web.Application(client_max_size=MAX_JSON_BYTES)
     app[NODE] = node
     if node.endpoint is None:
@@ -85,13 +85,13 @@ def _build_app(node: Node, token: str) -> web.Application:
 
 
 def build_runner(node: Node, token: str, shutdown_timeout_s: float) -> web.AppRunner:
-    """Return the runner that serves the application."""
+    """Return the aiohttp runner that serves the node's web application."""
     return web.AppRunner(_build_app(node, token), shutdown_timeout=shutdown_timeout_s)
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Answer every refusal with ``{"error": "one line"}`` and a fitting status."""
+    """Middleware: answer every refusal with ``{"error": "one line"}`` and a fitting HTTP status."""
     try:
         return await handler(request)
     except RequestError as error:
@@ -112,7 +112,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 def _refusal(status: int, error: object) -> web.Response:
-    """Return the refusal of a request; ``moved`` shows a client that asks again whether the node makes progress."""
+    """Return the response that refuses a request; ``moved`` tells a client that retries whether the node progresses."""
     return refusal(status, error, **({"moved": moving.signs()} if status in (429, 503) else {}))
 
 
@@ -122,8 +122,8 @@ def _no_endpoint(request: web.Request) -> web.Response:
 
 
 def _authentication(token: str, exempt: Set[str], not_served: Callable[[web.Request], web.Response]) -> Any:
-    """Return the middleware that checks the token. The routes in ``exempt`` need none, or have keys of their own;
-    ``not_served`` answers where there is no route."""
+    """Return the middleware that checks the token. Routes in ``exempt`` need no token, or check their own
+    keys. ``not_served`` answers requests to unknown routes."""
     expected = f"Bearer {token}".encode()
 
     @web.middleware
@@ -193,7 +193,7 @@ async def collections(request: web.Request) -> web.Response:
 
 
 async def end_collection(request: web.Request) -> web.Response:
-    """End the collection with the rollouts that it has, as early stop does, if every task has reached its floor."""
+    """If every task has reached its floor, end the collection early and keep its finished rollouts."""
     run = await request.app[NODE].collection(request.match_info["id"])
     if not run.end_early():
         raise RequestError(
@@ -211,7 +211,7 @@ async def cancel_collection(request: web.Request) -> web.Response:
 async def stream_rollouts(request: web.Request) -> web.StreamResponse:
     """Stream the records after a cursor as they become durable, with a heartbeat and the progress in between.
 
-    A node that stops closes the connection without an end: the reader comes back with its cursor.
+    A node that stops closes the connection without an end record. The reader reconnects with its cursor.
     """
     node = request.app[NODE]
     run = await node.collection(request.match_info["id"])
@@ -242,7 +242,7 @@ async def stream_rollouts(request: web.Request) -> web.StreamResponse:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> bool:
-    """Write to the reader; returns False if it has gone, or has taken nothing for :data:`WRITE_DEADLINE_S`."""
+    """Write to the reader. Return False if the reader has gone, or took no data for :data:`WRITE_DEADLINE_S`."""
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
             await response.write(data)
@@ -268,7 +268,7 @@ def _heartbeat(run: CollectionRun) -> bytes:
 
 @dataclass(frozen=True, config=STRICT)
 class TakeRequest:
-    """The episode that a program elsewhere asks for."""
+    """The body of a request in which an outside program asks for an episode."""
 
     task_id: str | None = None
     """Its task; null takes any."""
@@ -277,9 +277,9 @@ class TakeRequest:
 
 
 async def take_episode(request: web.Request) -> web.Response:
-    """Give an episode to a program elsewhere: its task, its id, and the URL and key under which the policy answers.
+    """Give an episode to an outside program: the task, the episode's id, and the policy's URL and key.
 
-    The body is a :class:`TakeRequest`. Answers 204 when none has come by then.
+    The body is a :class:`TakeRequest`. Answers 204 if no episode comes in the time that the request allows.
     """
     asked = from_mapping(TakeRequest, read_json(await read_body(request)))
     offer = await request.app[NODE].take_episode(asked.task_id, asked.wait_s)
@@ -298,7 +298,7 @@ async def take_episode(request: web.Request) -> web.Response:
 
 
 def _whole_number(text: str) -> int | None:
-    """Return a whole number from 0 on; None for a text that is not one."""
+    """Return the text as a whole number of at least 0; None if the text is no such number."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 
@@ -310,7 +310,7 @@ def _version(request: web.Request) -> int:
 
 
 async def publish_policy(request: web.Request) -> web.Response:
-    """Publish an adapter that is uploaded as multipart: its two files, and perhaps a part "canary" of JSON."""
+    """Publish an adapter from a multipart upload: the adapter's two files, and optionally a JSON part "canary"."""
     node, version = request.app[NODE], _version(request)
     most = node.policies.max_adapter_bytes + 2 * MAX_JSON_BYTES
     if (request.content_length or 0) > most:
@@ -328,7 +328,7 @@ async def publish_policy(request: web.Request) -> web.Response:
 
 
 async def _receive(request: web.Request, folder: Path, most: int) -> Any:
-    """Write the upload's files below ``folder``; returns the decoded canary, or None."""
+    """Write the upload's files into ``folder``, and return the decoded canary or None."""
     try:
         return await _write_parts(request, folder, most)
     except (ValueError, KeyError, RuntimeError, AssertionError, RequestPayloadError) as error:  # aiohttp's own

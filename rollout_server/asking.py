@@ -19,7 +19,7 @@ ROOTS = (".", "node", "evaluation/node")
 
 
 def node_secret(root: Path) -> str:
-    """Return the secret of a node that a run started; "" where there is none, or the reader does not own it."""
+    """Return the secret of a node that a run started; "" if there is no secret, or its file has another owner."""
     try:
         return (root / NODE_SECRET).read_text(encoding="ascii")
     except (OSError, ValueError):
@@ -27,10 +27,10 @@ def node_secret(root: Path) -> str:
 
 
 def ask(arguments: list[str], program: str) -> None:
-    """Show a node's state, or end a collection of it, as the first of ``arguments`` says.
+    """Show a node's state or end one of its collections. The first of ``arguments`` chooses.
 
     Raises:
-        ConfigError: no node runs in that folder, or nothing holds its secret.
+        ConfigError: no node runs in that folder, or the node's secret is not found.
         NodeUnreachable: the node does not answer.
     """
     word, *rest = arguments

@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None, program: str = "rollout-server") ->
 
 
 def _one_line(error: Exception) -> str:
-    """Return the error's message in one line; its kind and its place where it has none, as a TimeoutError."""
+    """Return the error's message in one line. For an error without a message, return its type and place."""
     if str(error) and isinstance(error, ConfigError | ValueError | RuntimeError | OSError):
         return " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
@@ -85,7 +85,7 @@ def _serve(arguments: list[str], program: str) -> None:
 
 
 def _raise_open_files(episodes: int) -> None:
-    """Raise the limit of open files as far as these episodes need, or say that the system's own limit is lower."""
+    """Raise the limit of open files to what these episodes need, or warn that the system's hard limit is lower."""
     needed = FEWEST_FILES + MAX_STRANGERS + episodes * OPEN_FILES_PER_EPISODE
     if (allowed := raise_open_files(needed)) < needed:
         logger.warning(
@@ -98,10 +98,10 @@ def _raise_open_files(episodes: int) -> None:
 
 
 def _follow(owner: int) -> None:
-    """Stop this node when the process ``owner`` ends, however it ends; by force when it does not stop by itself.
+    """Stop this node when the process ``owner`` ends for any reason. Kill the node if it does not stop by itself.
 
-    A thread waits, not the event loop, so that a node whose loop hangs does not outlive the owner. Children die with
-    this process by themselves.
+    A thread waits for the owner, so that even a node whose event loop hangs does not outlive the owner. The node's
+    children die with the node.
     """
     try:
         descriptor = os.pidfd_open(owner)
@@ -118,7 +118,7 @@ def _follow(owner: int) -> None:
 
 
 async def _run(config: NodeConfig, token: str) -> None:
-    """Bind first, so that a port in use fails before anything is started; then serve until a signal stops the node."""
+    """Bind the port, then start the node and serve until a signal. A port in use fails before anything is started."""
     node = Node(config)
     runner = build_runner(node, token, shutdown_timeout_s=5.0)
     await runner.setup()

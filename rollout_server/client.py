@@ -39,8 +39,8 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise a line per req
 class RolloutNodeError(RuntimeError):
     """The node refused a request.
 
-    ``status`` is the HTTP status, ``retry_after`` the header of that name. ``moved`` changes from one 503 or 429 to the
-    next while the node makes progress.
+    ``status`` is the HTTP status, ``retry_after`` the Retry-After header. While the node makes progress, ``moved``
+    differs between one 503 or 429 and the next.
     """
 
     def __init__(self, status: int, message: str, retry_after: str | None = None, moved: int | None = None):
@@ -53,7 +53,7 @@ class NodeUnreachable(RuntimeError):
 
 
 class CollectionFailed(RuntimeError):
-    """A collection lost too many rollouts, met a full disk or was cancelled; ``end`` says how."""
+    """A collection lost too many rollouts, met a full disk or was cancelled; ``end`` holds the reason."""
 
     def __init__(self, message: str, end: CollectionEnd):
         super().__init__(message)
@@ -62,7 +62,7 @@ class CollectionFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class TaskList:
-    """Task ids of a split, and the name of the dataset they are from."""
+    """The task ids of a split, and the name of their dataset."""
 
     dataset: str
     tasks: list[str]
@@ -70,7 +70,7 @@ class TaskList:
 
 @dataclass(frozen=True)
 class PublishedPolicy:
-    """A policy version that the node serves, under ``name``; ``seconds`` is the time that publishing it took."""
+    """A policy version that the node serves under ``name``; publishing took ``seconds``."""
 
     version: int
     name: str
@@ -82,10 +82,10 @@ class RolloutClient:
 
     Args:
         url: ``http://host:port``.
-        token: the node's bearer token; "" sends none, which is enough for :meth:`health`.
-        timeout_s: bound of one ordinary request.
-        reconnect_s: how long a call goes on trying while the node cannot be reached or is starting.
-        alive: called before every further try; it raises when waiting is in vain, such as ``NodeProcess.check``.
+        token: the node's bearer token; "" sends no token, and only :meth:`health` works then.
+        timeout_s: time limit of one ordinary request.
+        reconnect_s: how long a call retries while the node is starting or cannot be reached.
+        alive: called before every retry; raises if waiting is useless. Example: ``NodeProcess.check``.
 
     Attributes:
         on_progress: called with one line: the node's state while the client waits, or why a try failed.
@@ -120,17 +120,17 @@ class RolloutClient:
         self.on_progress: Callable[[str], None] = lambda line: None
 
     def health(self) -> dict[str, Any]:
-        """Return the node's state, ready or not. Raises NodeUnreachable at once when there is none."""
+        """Return the node's state, ready or not. Raises NodeUnreachable at once if no node answers."""
         try:
             return self._decoded(self._http.get("/health"))
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
     def wait_ready(self, deadline_s: float) -> dict[str, Any]:
-        """Wait until the node is ready; returns its health.
+        """Wait until the node is ready, and return its health.
 
         Raises:
-            NodeUnreachable: it failed, or showed no sign of life for ``deadline_s``; or whatever ``alive`` raises.
+            NodeUnreachable: the node failed, or gave no sign of life for ``deadline_s``. ``alive`` may raise more.
         """
         patience = self.patience(deadline_s)
         while True:
@@ -151,7 +151,7 @@ class RolloutClient:
         return TaskList(**self._call("GET", "/v1/tasks", params={"split": split}))
 
     def description(self) -> Description:
-        """Return the description that the node's environment gives of itself."""
+        """Return the environment's description of itself."""
         return Description.from_dict(self._call("GET", "/v1/environment"))
 
     def status(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class RolloutClient:
         return self._call("GET", "/v1/status")
 
     def start_collection(self, request: CollectionRequest) -> str:
-        """Start the collection, or find it again; returns its state."""
+        """Start the collection, or find it if it was started before. Return its state."""
         return self._call("POST", "/v1/collections", json=request.to_dict())["state"]
 
     def collections(self) -> list[dict[str, Any]]:
@@ -167,13 +167,13 @@ class RolloutClient:
         return self._call("GET", "/v1/collections")["collections"]
 
     def end_early(self, collection_id: str) -> str:
-        """End the collection where every task has reached its floor: running episodes are dropped. Returns how it ends,
-        or has ended. Raises RolloutNodeError, 409, where a task is below its floor."""
+        """End the collection and drop its running episodes, if every task has reached its floor. Return how it ends or
+        has ended. Raises RolloutNodeError (409) if a task is below its floor."""
         return self._call("POST", f"/v1/collections/{quote(collection_id)}/end")["state"]
 
     def cancel(self, collection_id: str) -> str:
-        """Abort the running episodes; finished ones stay on the node's disk. Returns how the collection ends, or has
-        ended."""
+        """Cancel the collection and abort its running episodes; finished episodes stay on the node's disk. Return how
+        the collection ends or has ended."""
         return self._call("DELETE", f"/v1/collections/{quote(collection_id)}")["state"]
 
     def rollouts(self, collection_id: str, after: int = 0) -> RolloutStream:
@@ -199,23 +199,23 @@ class RolloutClient:
         return PublishedPolicy(**answer)
 
     def retire_policy(self, version: int) -> None:
-        """Have the node let go of a version when no episode uses it any more."""
+        """Make the node remove a version once no episode uses it any more."""
         self._call("DELETE", f"/v1/policies/{version}")
 
     def sleep(self) -> None:
-        """Have the node's servers give their GPUs to the trainer; returns when these are free.
+        """Make the node's servers give their GPUs to the trainer. Return when the GPUs are free.
 
         Raises:
-            RolloutNodeError: the node's servers share nothing. NodeUnreachable: a server does not let go.
+            RolloutNodeError: the servers share no GPU. NodeUnreachable: a server does not release its GPU.
         """
         self._call("POST", "/v1/servers/sleep", timeout=TURN_TIMEOUT_S)
 
     def wake(self) -> None:
-        """Give the GPUs back to the servers; returns when one has proven that it samples from the right versions."""
+        """Give the GPUs back to the servers. Return when one server has proven that it has the right versions."""
         self._call("POST", "/v1/servers/wake", timeout=TURN_TIMEOUT_S)
 
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
-        """Send a request, again while the node is away or full; returns the decoded answer. ``content``: see
+        """Send a request, retry while the node is away or full, and return the decoded answer. ``content`` is as in
         httpx.request."""
         patience = self.patience()
         while True:
@@ -243,8 +243,8 @@ class RolloutClient:
         return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), body.get("moved"))
 
     def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
-        """Return a function to call with the error of each failed try: it waits a little, or raises after ``seconds``
-        (``reconnect_s`` if not given) without a sign of life."""
+        """Return a function to call with the error of each failed try. The function waits a little; after ``seconds``
+        (default ``reconnect_s``) without a sign of life it raises."""
         limit_s = self._reconnect_s if seconds is None else seconds
         give_up, moved = running_time.now() + limit_s, None
 
@@ -269,10 +269,10 @@ class RolloutClient:
         return NodeUnreachable(f"no rollout node at {self.url} ({reason}); start it with `loop node` or fix the URL")
 
     def read_lines(self, path: str, **content: Any) -> Iterator[dict[str, Any]]:
-        """Yield the objects of an NDJSON answer, as they come.
+        """Yield each object of an NDJSON answer as it arrives.
 
         Raises:
-            RolloutNodeError: the node refuses. httpx.TransportError: the connection broke.
+            RolloutNodeError: the node refuses the request. httpx.TransportError: the connection broke.
         """
         with self._http.stream("GET", path, timeout=STREAM_TIMEOUT_S, **content) as response:
             if response.status_code != 200:
@@ -287,10 +287,10 @@ class RolloutClient:
 
 
 class RolloutStream:
-    """Iterates over a collection: yields :class:`Rollout` and, in between, :class:`Progress`.
+    """Iterates over a collection: yields each :class:`Rollout` and, in between, :class:`Progress`.
 
-    ``cursor`` is that of the last rollout yielded, ``end`` is set once the iteration is over. After a dropped
-    connection the stream goes on at the cursor.
+    ``cursor`` is the position of the last yielded rollout. ``end`` is set once the iteration is over. After a dropped
+    connection the stream continues at the cursor.
 
     Raises (while iterating):
         CollectionFailed: the collection failed or was cancelled; raised after all finished rollouts have been yielded.
@@ -332,7 +332,7 @@ class RolloutStream:
 
 
 def _object(response: httpx.Response) -> dict[str, Any] | None:
-    """Return the JSON object of an answer; None for an answer that is not one, such as a proxy's page."""
+    """Return the JSON object in an answer; None if the answer is no JSON object, such as a proxy's page."""
     try:
         answer = response.json()
     except (ValueError, RecursionError):

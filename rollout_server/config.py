@@ -39,7 +39,7 @@ _NAMES_ENVIRONMENT = re.compile(r"([^$\\]|\$\{oc\.env:[^${}]*\})*")
 
 
 def _template(value: Any) -> Any:
-    """Refuse the name of a chat format other than the template: older versions had such names."""
+    """Refuse every ``chat`` but the template. Older versions had named chat formats."""
     if value not in (None, "template"):
         raise ValueError(
             f"{value} is not a choice; leave chat_format out, the model's own chat template writes its chat"
@@ -48,7 +48,7 @@ def _template(value: Any) -> Any:
 
 
 def node_url(host: str, port: int) -> str:
-    """Return ``http://host:port``; a literal IPv6 address gets its brackets."""
+    """Return ``http://host:port``, with brackets around a literal IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -168,7 +168,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
     """Read a node's YAML; ``overrides`` are ``key=value`` as on the command line.
 
     Raises:
-        ConfigError: no such file, not YAML, an unresolved ``${...}``, or a value that :func:`from_mapping` refuses.
+        ConfigError: the file is missing or not YAML, a ``${...}`` is unresolved, or :func:`from_mapping` fails.
     """
     if not Path(file).is_file():
         raise ConfigError(f"no configuration file {file}")
@@ -189,7 +189,7 @@ def load_node_config(file: str | Path, overrides: Sequence[str] = ()) -> NodeCon
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """Return a YAML's keys as written (:func:`as_written`). Keys, and values that match :data:`_A_TEXT`, are texts.
+    """Return a YAML file's content :func:`as_written`. Keys, and values that match :data:`_A_TEXT`, become strings.
 
     Raises:
         ConfigError: the file cannot be read, or is not a mapping.
@@ -204,7 +204,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """Return a YAML with quotes around its keys, and around :data:`_A_TEXT`."""
+    """Return YAML text with quotes around its keys, and around values that match :data:`_A_TEXT`."""
     pieces, end, is_key = [], 0, False
     try:
         for token in yaml.scan(text):
@@ -219,7 +219,7 @@ def quoted(text: str) -> str:
 
 
 def as_yaml(value: str) -> str:
-    """Return a value of a command line as YAML, in quotes where YAML would read another text: ``a #b``, ``&a b``."""
+    """Return a command-line value as YAML. Quotes it if YAML would change it, as ``a #b`` or ``&a b``."""
     if value.lstrip()[:1] in ("", "'", '"', "[", "{", "!"):
         return quoted(value)
     try:
@@ -231,13 +231,13 @@ def as_yaml(value: str) -> str:
 
 
 def write_node_config(config: NodeConfig, file: Path) -> None:
-    """Write a config for :func:`load_node_config`."""
+    """Write a config file that :func:`load_node_config` can read."""
     write_whole(file, OmegaConf.to_yaml(as_config(as_keys(config), to_read_again=True)))
 
 
 def as_keys(section: Any) -> dict[str, Any]:
-    """Return the keys that a section is read from: an environment's options beside its name, and ``${oc.env:...}`` in
-    the place of a text that holds the value of an environment variable."""
+    """Return the keys from which a section can be read again. An environment's options stand beside its name;
+    ``${oc.env:...}`` replaces each text that holds the value of an environment variable."""
     plain = asdict(section, dict_factory=_keys)
     keys: dict[str, Any] = _texts(plain, lambda key, text: _from_environment.get((key, text), text))
     return keys
@@ -249,11 +249,11 @@ def _keys(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def as_config(data: Mapping[str, Any], to_read_again: bool = False) -> DictConfig:
-    """Return a config whose texts mean themselves, whatever they hold: it gives back ``data`` when it is resolved, also
-    after it was saved and loaded.
+    """Return ``data`` as a config in which all texts are escaped. Resolving the config gives ``data`` again, even after
+    the config was saved and loaded.
 
     Args:
-        to_read_again: environment variables that :func:`as_keys` named become their values again.
+        to_read_again: resolve the environment variables that :func:`as_keys` named to their values.
     """
 
     def written(key: str, text: str) -> str:
@@ -264,7 +264,7 @@ def as_config(data: Mapping[str, Any], to_read_again: bool = False) -> DictConfi
 
 
 def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Return ``value`` with each text in it replaced by ``change(key, text)``."""
+    """Return ``value`` after replacing each text within by ``change(key, text)``."""
     match value:
         case dict():
             return {name: _texts(item, change, str(name)) for name, item in value.items()}
@@ -277,7 +277,7 @@ def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
 
 
 class FromEnvironment(str):
-    """A text of a config that names environment variables, in the place of one that holds their values."""
+    """A config text with the names of environment variables; it replaces a text with their values."""
 
 
 _read: dict[str, str] = {}
@@ -289,7 +289,7 @@ _PLACES = ("path", "module", "python", "root")
 
 
 def _environment_variable(name: str, *default: Any) -> Any:
-    """Resolve ``oc.env`` as OmegaConf does, and note the value."""
+    """Resolve ``oc.env`` like OmegaConf, and remember the value."""
     if name in os.environ:
         _read[name] = os.environ[name]
     return oc.env(name, *default)
@@ -299,8 +299,8 @@ OmegaConf.register_resolver("oc.env", _environment_variable, replace=True)
 
 
 def resolved(config: Any, keys: Sequence[Any] | None = None) -> dict[Any, Any]:
-    """Return the plain value of a config, or of some of its keys, with interpolations resolved, and note which texts
-    hold values of environment variables: see :func:`as_keys`.
+    """Return the plain value of a config or of some of its keys, with interpolations resolved. Remember for
+    :func:`as_keys` which texts hold values of environment variables.
 
     Raises:
         OmegaConfBaseException: an interpolation does not resolve, or a value is missing.
@@ -330,20 +330,20 @@ def _note_environment(within: str, config: Any, keys: Sequence[Any]) -> None:
 
 
 def _with_variable_names(value: str) -> str:
-    """Return a text that holds values of environment variables with their names in the values' places."""
+    """Return the text with each value of an environment variable replaced by the variable's name."""
     names = {_literal(secret): f"${{oc.env:{name}}}" for name, secret in _read.items() if secret}
     secrets = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
     return re.sub(rf"(\\*)({secrets})", lambda match: match[1] * 2 + names[match[2]], _literal(value))
 
 
 def _literal(text: str) -> str:
-    """Return a text escaped, so that it means itself in a config."""
+    """Return a text with escapes, so that a config does not interpret the text."""
     return f"\\{text}" if _MISSING.fullmatch(text) else _INTERPOLATION.sub(r"\1\1\\${", text)
 
 
 def as_written(config: DictConfig) -> dict[str, Any]:
-    """Return the keys of a config as its file has them: with interpolations, and with the backslash of a text that
-    would else be a missing value."""
+    """Return the keys of a config as its file has them: with interpolations unresolved, and with the backslash that
+    keeps a text from being a missing value."""
     plain: dict[str, Any] = _as_written(config, OmegaConf.to_container(config, resolve=False))
     return plain
 

@@ -65,7 +65,7 @@ class NodeMetrics:
         )
 
     def count(self, counter: str, *labels: str, by: float = 1) -> None:
-        """Add to one of the counters of episodes, by its name without ``rollout_``."""
+        """Add to an episode counter, named without the prefix ``rollout_``."""
         of_all = self._counters[counter]
         (of_all.labels(*labels) if labels else of_all).inc(by)
 
@@ -79,15 +79,15 @@ class NodeMetrics:
         self.phase("sampling", seconds)
 
     def phase(self, name: str, seconds: float) -> None:
-        """Add seconds to a phase: sampling, environment, grade, or node (the node's own work between the two)."""
+        """Add seconds to a phase: sampling, environment, grade, or node (the node's own work between the others)."""
         self.count("phase_seconds", name, by=max(0.0, seconds))
 
     def watch(self, status: Callable[[], dict[str, Any]]) -> None:
-        """Have every scrape include the node's :meth:`~rollout_server.node.Node.status`."""
+        """Make every scrape include the node's :meth:`~rollout_server.node.Node.status`."""
         self._registry.register(_StatusCollector(status))
 
     def render(self) -> bytes:
-        """Return all numbers in Prometheus' text."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 

@@ -55,7 +55,7 @@ DRAIN_S = 60.0
 
 
 class RequestError(Exception):
-    """A request that is refused: HTTP status and one line."""
+    """A refused request, with an HTTP status and a message of one line."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -66,7 +66,7 @@ class Node:
     """Everything behind the HTTP routes. Build it, :meth:`start` it, :meth:`stop` it.
 
     Raises:
-        ValueError: a model, environment or option that cannot be used; nothing has been started then.
+        ValueError: a model, environment or option cannot be used. Nothing has been started then.
     """
 
     def __init__(self, config: NodeConfig):
@@ -112,7 +112,7 @@ class Node:
         return description_of(self.config.environment.name, self.pool)
 
     async def start(self) -> None:
-        """Open the environment, bring back the policies on disk and start the servers; returns when all is ready."""
+        """Open the environment, restore the policies from disk and start the servers. Return when all is ready."""
         await self.policies.restore()
         await self.router.start()
         try:
@@ -136,13 +136,13 @@ class Node:
         self._opening_since = None
 
     async def sleep(self) -> None:
-        """Begin the trainer's turn: return when the servers' GPUs are free. On disk, so that it outlives this process.
+        """Begin the trainer's turn, and return when the servers' GPUs are free. The state is stored on disk.
 
-        The node waits for turns under way, for up to :data:`DRAIN_S`; no episode begins, and running ones wait.
+        The node waits up to :data:`DRAIN_S` for turns under way. No episode begins, and running episodes wait.
 
         Raises:
             RequestError: 409 where the servers share nothing.
-            ServerAwake: a server still holds its memory; ask again.
+            ServerAwake: a server still holds its GPU's memory; ask again.
         """
         self._check_shares()
         async with self._taking_turns:
@@ -154,11 +154,11 @@ class Node:
             logger.info("the servers sleep: it is the trainer's turn")
 
     async def wake(self) -> None:
-        """End the trainer's turn: return when a server is ready, with every policy version proven there anew.
+        """End the trainer's turn. Return when one server is ready and has proven every policy version again.
 
         Raises:
             RequestError: 409 where the servers share nothing.
-            ServerUnavailable: none is ready yet; ask again.
+            ServerUnavailable: no server is ready yet; ask again.
         """
         self._check_shares()
         async with self._taking_turns:
@@ -172,11 +172,11 @@ class Node:
             raise RequestError(409, "the servers share no GPU with a trainer; set servers.share: trainer")
 
     async def until_given_up(self) -> None:
-        """Return when no server is left, nor one that might come back; ``failure`` then says why."""
+        """Wait until no server is left that might come back. ``failure`` then holds the reason."""
         self.failure = f"no vLLM server is left: {await self.servers.given_up()}"
 
     def waits_for(self) -> list[str]:
-        """Return a line for each part that is not ready: its name, what it does and for how long."""
+        """Return a line for each part of the node that is not ready: name, activity, and for how long."""
         lines = self.servers.waits_for()
         if self._opening_since is not None:
             waited = time.monotonic() - self._opening_since
@@ -184,7 +184,7 @@ class Node:
         return lines
 
     async def stop(self) -> None:
-        """Abort the running episodes (collections can go on later) and end all children; bounded."""
+        """Abort the running episodes and end all children within a bounded time. Collections can continue later."""
         self.ready = False
         self.stopping.set()
         try:
@@ -219,7 +219,7 @@ class Node:
         }
 
     def status(self) -> dict[str, Any]:
-        """Return all state, as plain data, for /metrics and ``rollout-server status``."""
+        """Return the node's whole state as plain data, for /metrics and ``rollout-server status``."""
         open_runs = [run for run in self._runs.values() if run.end is None]
         progress = [run.collector.progress() for run in open_runs]
         return {
@@ -236,7 +236,7 @@ class Node:
         }
 
     def collections(self) -> list[dict[str, Any]]:
-        """Return the facts of each collection that is open, or ended not long ago, in the order of their openings."""
+        """Return the facts of each collection that is open or ended recently, in the order of opening."""
         return [run.facts() for run in self._runs.values()]
 
     def tasks(self, split: str) -> list[str]:
@@ -246,11 +246,11 @@ class Node:
             raise RequestError(404, str(error)) from error
 
     async def start_collection(self, request: CollectionRequest) -> CollectionRun:
-        """Open the collection, or take up again the one of this id; the same request twice is the same collection.
+        """Open the collection, or resume the collection with this id. Equal requests give the same collection.
 
         Raises:
-            RequestError: 409 when the id stands for another request, 400 for a request that cannot be collected, 507
-                for a full disk.
+            RequestError: 409 if the id belongs to another request, 400 if the request cannot be collected, 507
+                if the disk is full.
         """
         async with self._opening:
             run = self._runs.get(request.id)
@@ -264,10 +264,10 @@ class Node:
             return await self._open(request, unwritten, retry=True)
 
     async def collection(self, collection_id: str) -> CollectionRun:
-        """Return the collection of this id; one that a restart interrupted goes on.
+        """Return the collection with this id. A collection that a restart interrupted is resumed.
 
         Raises:
-            RequestError: 404 when there is none.
+            RequestError: 404 if there is no such collection.
         """
         async with self._opening:
             if collection_id in self._runs:
@@ -278,7 +278,7 @@ class Node:
             return await self._open(request, ([], []), retry=False)
 
     async def _stored_request(self, collection_id: str) -> CollectionRequest | None:
-        """Return the request of a collection on disk; None where there is none of this id."""
+        """Return the request of the collection on disk with this id; None if there is no such collection."""
         if not is_collection_id(collection_id):
             return None
         if not await beside(StoredCollection.exists, self._folder, collection_id):
@@ -293,8 +293,8 @@ class Node:
     async def _open(
         self, request: CollectionRequest, unwritten: tuple[list[str], list[str]], retry: bool
     ) -> CollectionRun:
-        """Read the files, write the lines that an earlier full disk refused (rollouts, and episodes that wait for their
-        group), and go on with the missing rollouts; ``retry``: also where it failed or was cancelled."""
+        """Read a collection's files, write the lines (rollouts, held episodes) that an earlier full disk refused, and
+        go on with missing rollouts. ``retry`` also resumes a failed or cancelled collection."""
 
         def load() -> StoredCollection:
             stored = StoredCollection(self._folder, request.id)
@@ -326,13 +326,13 @@ class Node:
         return run
 
     def _forget_ended(self) -> None:
-        """Keep the newest collections that have ended; the others are on disk, and a request with branches is large."""
+        """Keep only the newest ended collections in memory: the others are on disk, and some requests are large."""
         ended = [name for name, run in self._runs.items() if run.idle and not (run.unwritten or run.unheld)]
         for name in ended[:-MAX_ENDED_COLLECTIONS]:
             del self._runs[name]
 
     def _check(self, request: CollectionRequest) -> str | None:
-        """Refuse a request that cannot be collected; in mode "pinned", acquire the version, and return its name."""
+        """Refuse a request that cannot be collected. In mode "pinned", acquire the version and return its name."""
         if sum(run.end is None for run in self._runs.values()) >= MAX_OPEN_COLLECTIONS:
             raise RequestError(429, f"{MAX_OPEN_COLLECTIONS} collections are open; end some (rollout-server cancel)")
         longest = self.config.model.max_context
@@ -352,7 +352,7 @@ class Node:
             raise RequestError(400, str(error)) from error
 
     def _check_branch(self, branch: Branch) -> None:
-        """Refuse a rollout of another world or of another tokenizer, which no replay would bring back."""
+        """Refuse a branch from a rollout with another world or tokenizer, since no replay can restore that."""
         if isinstance(self.pool, ProgramPool):
             raise RequestError(400, "a program's episodes cannot be continued: the program would have to be replayed")
         if branch.dataset != self.pool.dataset:
@@ -366,14 +366,14 @@ class Node:
     def _attempt(
         self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None, start: BranchStart | None
     ) -> Attempt:
-        """Return an attempt of the environment's kind: the node's own loop, or a program's."""
+        """Return an attempt that suits the environment: one in the node's own loop, or one of a program."""
         if isinstance(self.pool, ProgramPool) and self.endpoint is not None:
             return self.endpoint.attempt(key, draw, request, model)
         policy_client = SamplingClient(request, model, self._services, start)
         return Episode(key, draw, request, self.pool, policy_client, self.metrics.phase, start)
 
     async def take_episode(self, task_id: str | None, wait_s: float) -> Offer | None:
-        """Return the oldest episode that waits for a program elsewhere; None if none comes in time."""
+        """Return the oldest episode that waits for an outside program; None if no episode comes in time."""
         if not (isinstance(self.pool, ProgramPool) and self.pool.runs_elsewhere):
             raise RequestError(
                 409, "no episode waits for a program elsewhere: that needs environment harness, no command"
@@ -381,7 +381,7 @@ class Node:
         return await self.pool.take(task_id, wait_s)
 
     def _pump(self) -> None:
-        """Give free slots to waiting episodes."""
+        """Launch waiting episodes while fewer run than may run at once."""
         if self.stopping.is_set() or self.servers.resting:
             return
         free = self.config.max_concurrent_episodes - sum(run.episodes_running for run in self._runs.values())
@@ -391,12 +391,12 @@ class Node:
                 free -= 1
 
     def listens_at(self, url: str) -> None:
-        """Note the address that the node listens at, for agents; ``public_url`` goes before it."""
+        """Note the node's address for agents; a configured ``public_url`` has priority over it."""
         if self.endpoint is not None:
             self.endpoint.sessions.base_url = f"{(self.config.public_url or url).rstrip('/')}/v1"
 
     def write_address(self, url: str, pid: int) -> None:
-        """Write ``<root>/node.json``, for the process that started the node on port 0."""
+        """Write the node's address to ``<root>/node.json``, for the process that started the node on port 0."""
         write_whole(self.root / NODE_ADDRESS, json.dumps({"url": url, "pid": pid}))
 
     def remove_address(self) -> None:

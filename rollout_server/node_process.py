@@ -18,7 +18,7 @@ TAIL_LINES = 15
 
 
 class NodeDied(RuntimeError):
-    """The node's process ended by itself; the message holds the last lines of its log."""
+    """The node's process ended by itself. The message holds the last lines of the node's log."""
 
 
 class NodeProcess:
@@ -29,7 +29,7 @@ class NodeProcess:
     Args:
         config: the node's configuration. Port 0 is the right choice here.
         output_dir: the folder of ``rollout_node.yaml`` and ``rollout_node.log``.
-        token: the bearer token, handed over in the environment variable that the configuration names.
+        token: the bearer token; the node gets it in the environment variable that the configuration names.
     """
 
     def __init__(self, config: NodeConfig, output_dir: str | Path, token: str):
@@ -42,8 +42,8 @@ class NodeProcess:
         self._log_start = 0
 
     def start(self, deadline_s: float = 60.0, again: bool = True) -> NodeProcess:
-        """Start the node, ``again`` where it is killed meanwhile, and wait until it listens (not until it is ready: see
-        RolloutClient.wait_ready).
+        """Start the node and wait until it listens; if it is killed first and ``again`` is set, start it again. To wait
+        until it is ready, see RolloutClient.wait_ready.
 
         Raises:
             NodeDied: the node ended, or did not listen before the deadline.
@@ -89,13 +89,13 @@ class NodeProcess:
         return self._process.pid if self._process is not None else None
 
     def check(self) -> None:
-        """Raise NodeDied, with the end of its log, if the node is not running."""
+        """Raise NodeDied, with the end of the node's log, if the node is not running."""
         if self._process is None or self._process.poll() is not None:
             status = "was not started" if self._process is None else f"ended with status {self._process.returncode}"
             raise NodeDied(f"the rollout node {status}{self._tail()}")
 
     def stop(self, deadline_s: float = 120.0) -> None:
-        """Stop it in good order, or by force after the deadline. Its children go with it either way."""
+        """Stop the node in good order, or by force after the deadline. The node's children end in both cases."""
         process, self._process = self._process, None
         if process is None or process.poll() is not None:
             return

@@ -14,14 +14,14 @@ from model_families.chat.tokenizer import read_tokenizer
 def open_chat(
     model_dir: str | Path, thinking: Thinking | None = None, observation_role: ObservationRole | None = None
 ) -> ChatFormat:
-    """Open the chat of the model in ``model_dir``, as the template in the folder writes it.
+    """Return the chat format of the model in ``model_dir``, learned from the template in that folder.
 
     Args:
-        thinking: None for the template's own way.
-        observation_role: None for what suits ``thinking``.
+        thinking: how thinking is treated; None keeps the template's default.
+        observation_role: role of the environment's answers; None chooses the role that suits ``thinking``.
 
     Raises:
-        ValueError: the folder has no template, its form cannot be trained, or these settings do not fit it; one line.
+        ValueError: the folder has no template, cannot be trained in its form, or refuses these settings; one line.
     """
     tokens = read_tokenizer(model_dir)
     if ChatTemplate(model_dir).text is None:

@@ -35,7 +35,7 @@ Call = tuple[object, object]
 
 @dataclass(frozen=True)
 class CallForm(ABC):
-    """How a template writes calls; ``opens`` is the text before the first call of a turn."""
+    """The form in which a template writes tool calls; ``opens`` is the text before the first call of a turn."""
 
     opens: str
 
@@ -44,13 +44,13 @@ class CallForm(ABC):
         """Return the text before the calls, and the calls.
 
         Raises:
-            ValueError, KeyError, RecursionError: the text has calls of another form.
+            ValueError, KeyError, RecursionError: the text has calls in another form.
         """
 
 
 @dataclass(frozen=True)
 class ObjectCalls(CallForm):
-    """Calls that are JSON objects: the keys of their name and arguments, and what stands between two calls."""
+    """Calls written as JSON objects. The fields are the keys of name and arguments, and the text between two calls."""
 
     between: str
     name: str
@@ -74,7 +74,7 @@ class ObjectCalls(CallForm):
 
 @dataclass(frozen=True)
 class NamedCalls(CallForm):
-    """Calls that are a name and an object. ``quote`` stands around its texts; its keys may stand without one."""
+    """Calls written as a name and an object. ``quote`` encloses the object's strings; its keys may be unquoted."""
 
     before_object: str
     quote: str
@@ -104,7 +104,7 @@ class NamedCalls(CallForm):
 
 @dataclass(frozen=True)
 class MarkedCalls(CallForm):
-    """Calls whose name and arguments stand between marks, texts as they are and all else in JSON.
+    """Calls whose name and arguments stand between marks. Strings are written as they are, other values as JSON.
 
     ``closes_bare`` closes a call without arguments; ``key`` stands before the first key, ``value`` before a value,
     ``again`` between a value and the next key, and ``closes`` behind the last value.
@@ -134,7 +134,7 @@ class MarkedCalls(CallForm):
 
 
 def _up_to(text: str, position: int, *marks: str) -> tuple[str, str, int]:
-    """Return the text between ``position`` and the next of ``marks``, that mark, and the position behind it."""
+    """Return the text from ``position`` to the next of ``marks``, the mark found, and the position after that mark."""
     places = [(match.start(), match.end(), mark) for mark in marks if (match := _pattern(mark).search(text, position))]
     if not places:
         raise ValueError(f"nothing like {' or '.join(map(repr, marks))} behind {text[:position][-60:]!r}")
@@ -143,25 +143,25 @@ def _up_to(text: str, position: int, *marks: str) -> tuple[str, str, int]:
 
 
 def _pattern(mark: str) -> re.Pattern[str]:
-    """Return a pattern of ``mark`` whose white space may be missing."""
+    """Return a regular expression that matches ``mark`` with or without its white space."""
     return re.compile("".join(f"{re.escape(letter)}{'?' if letter.isspace() else ''}" for letter in mark))
 
 
 def _value(text: str) -> object:
-    """Return the value of an argument: JSON, or else the text itself."""
+    """Return the value of an argument: parsed if it is JSON, else the text itself."""
     with suppress(ValueError):
         return STRICT_JSON.decode(text)
     return text
 
 
 def learn_form(write: Callable[..., str]) -> CallForm:
-    """Learn the form of a template's calls.
+    """Return the form of a template's calls.
 
     Args:
-        write: gives the turn that makes some calls, from behind its prompt up to the control token that ends it.
+        write: returns the turn that makes the given calls, from the end of its prompt to its closing control token.
 
     Raises:
-        ValueError: the calls have another form, or a call is not read as it was written.
+        ValueError: the calls have an unknown form, or reading a written call gives another call.
     """
     form = _learned_objects(write) or _learned_names(write)
     for call in (CALLED, _ODD):
@@ -185,7 +185,7 @@ def _learned_objects(write: Callable[..., str]) -> ObjectCalls | None:
 
 
 def _objects(text: str) -> Iterator[tuple[int, int, str, str]]:
-    """Yield where each JSON object that is :data:`CALLED` begins and ends, and its keys for name and arguments."""
+    """Yield start, end, name's key and arguments' key of each JSON object that writes the call :data:`CALLED`."""
     position = text.find("{")
     while position >= 0:
         try:
@@ -213,7 +213,7 @@ def _learned_names(write: Callable[..., str]) -> NamedCalls | MarkedCalls:
 
 
 def _around(text: str, *words: str) -> list[str]:
-    """Split ``text`` into the pieces before, between and behind ``words``, each of which is in it once."""
+    """Return the pieces of ``text`` before, between and after ``words``. Each word must be in ``text`` once."""
     pieces = []
     for word in words:
         before, match, text = text.partition(word)
@@ -224,12 +224,12 @@ def _around(text: str, *words: str) -> list[str]:
 
 
 def rendered_call(name: object, arguments: object, raw: str) -> str:
-    """Write a call of the policy in the form that environments read, or its ``raw`` text as an unread call."""
+    """Return a call of the policy in the form that environments read, or its ``raw`` text as an unread call."""
     if isinstance(name, str) and isinstance(arguments, dict):
         return printable(render_tool_call(ToolCall(name, arguments)))  # JSON can spell a lone surrogate
     return unread_call(raw)
 
 
 def unread_call(text: str) -> str:
-    """Write what could not be read as a call in such a form that environments say so."""
+    """Return text that is no valid call in a form that makes environments report it as unreadable."""
     return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"

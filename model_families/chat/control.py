@@ -29,7 +29,7 @@ _CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 def _is_control(token: Mapping[str, Any], written: str, ends: Container[int]) -> bool:
     """Return whether an added token, as ``tokenizer.json`` has it, is a control token.
 
-    Another one is a word that its tokenizer knows as a whole, and is one here: Gemma's ``<table>`` divides no turns.
+    Other added tokens count as ordinary words: Gemma's ``<table>``, for example, divides no turns.
     """
     word = token["content"]
     meant = word in written or token["id"] in ends or word.startswith(("<|", "<\uff5c"))
@@ -37,7 +37,7 @@ def _is_control(token: Mapping[str, Any], written: str, ends: Container[int]) ->
 
 
 class Shield:
-    """Puts a mark inside each of ``words``, wherever they stand in a text or in plain data with texts in it."""
+    """Puts a mark inside each of ``words`` that occurs in a text, or in a text within plain data."""
 
     def __init__(self, words: Iterable[str]):
         longest_first = sorted(words, key=len, reverse=True)
@@ -68,9 +68,9 @@ class UnforgeableTokenizer:
         ends: the ids that end what is generated.
 
     Attributes:
-        shield: puts marks into what :meth:`encode` must make no control token of.
+        shield: puts marks into text from which :meth:`encode` must make no control token.
         text: the folder's tokenizer, whose control tokens have names that no text holds.
-        ids: of the control tokens, by the word that each is.
+        ids: maps the word of each control token to its id.
 
     Raises:
         ValueError: the tokenizer cannot be read, or a control token is a word of ordinary text.
@@ -100,7 +100,7 @@ class UnforgeableTokenizer:
         self._encode_cached = lru_cache(maxsize=512)(self._encode)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of scaffolding with shielded text in it."""
+        """Return the ids of template text that contains shielded text."""
         named = self.shield.pattern.sub(lambda word: HIDDEN + word[0], text).replace(MARK, "")
         return list(self._encode_cached(named) if len(named) <= MAX_CACHED_CHARACTERS else self._encode(named))
 
@@ -108,12 +108,12 @@ class UnforgeableTokenizer:
         return tuple(self.text.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, with control tokens as they are written."""
+        """Return the text of ids, with control tokens in their written form."""
         return self.text.decode(list(token_ids), skip_special_tokens=False).replace(HIDDEN, "")
 
 
 def _renamed(stored: Mapping[str, Any], control: Container[str]) -> dict[str, Any]:
-    """Return the content of ``tokenizer.json`` with names for its control tokens, in its vocabulary too."""
+    """Return the content of ``tokenizer.json`` with its control tokens renamed, in the vocabulary too."""
 
     def name(word: Any) -> Any:
         return HIDDEN + word if isinstance(word, str) and word in control else word
@@ -134,6 +134,6 @@ def _renamed(stored: Mapping[str, Any], control: Container[str]) -> dict[str, An
 
 
 def _makes(pair: str | Sequence[str], control: Container[str]) -> bool:
-    """Return whether a merge makes a control token of text, or takes one for a part of a word."""
+    """Return whether a merge makes a control token from text, or uses a control token as part of a word."""
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return left + right in control or left in control or right in control

@@ -55,11 +55,11 @@ ObservationRole = Literal["user", "tool"]
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """A sampled turn, read.
+    """The parts of a sampled turn.
 
     ``answer`` is all that an environment is given: the text behind the thinking, its tool calls in the form of
     :mod:`agent_environments.tool_calls`. ``thinking_tokens`` counts the sampled ids up to the end of the thinking,
-    marks included. ``cut_in_thinking``: the turn ended before its thinking did; it has no answer then.
+    marks included. ``cut_in_thinking`` says that the turn ended within its thinking; such a turn has no answer.
     """
 
     answer: str
@@ -69,18 +69,18 @@ class ReadTurn:
 
     @property
     def message(self) -> dict[str, str]:
-        """The turn as a record's message."""
+        """The message that a record holds for the turn."""
         thought = {"reasoning": self.reasoning} if self.reasoning else {}
         return {"role": "assistant", "content": self.answer, **thought}
 
 
 class ChatFormat(TextTokens):
-    """A tokenizer with the chat of the template in ``model_dir`` around it.
+    """The chat format of a model: its tokenizer, and the template in ``model_dir``.
 
     Args:
         model_dir: folder that holds the policy's ``tokenizer.json`` and its chat template.
-        thinking: None is the template's own default.
-        observation_role: None is "tool" where thinking is kept in front of results alone, else "user".
+        thinking: None keeps the template's default.
+        observation_role: None means "tool" if the template keeps thinking before tool results only, else "user".
 
     Attributes:
         turn_end: the id that ends a whole turn.
@@ -89,13 +89,13 @@ class ChatFormat(TextTokens):
         control_ids: the ids of the control tokens, which no text has.
         thinking: how thinking is treated; None for a model that does not think.
         observation_role: the role in which an environment's answers are written.
-        thinking_ends: ids that end thinking: its own mark, or a tool call; none where there is nothing to wait for.
-        call_form: how the template writes calls; None where it has no form that could be learned.
-        native: whether tools are offered, called and answered in the template's own form; else they are text, in the
-            form that environments speak.
+        thinking_ends: ids that end thinking: the end mark or a tool call; empty if no such end is to be waited for.
+        call_form: how the template writes calls; None if their form could not be learned.
+        native: whether offers, calls and results of tools use the template's own form; else they are plain text in
+            the environments' form.
 
     Raises:
-        ValueError: the folder has no template, text could forge a turn of it, or it has no such way of thinking.
+        ValueError: the folder has no template, ordinary text could forge a turn, or ``thinking`` is not supported.
     """
 
     thinking: Thinking | None = None
@@ -154,7 +154,7 @@ class ChatFormat(TextTokens):
 
     @property
     def thinks(self) -> bool:
-        """Return whether its turns may begin with thinking."""
+        """Return whether the model's turns may begin with thinking."""
         return self.thinking in ("kept", "stripped")
 
     # Learning the template
@@ -166,7 +166,7 @@ class ChatFormat(TextTokens):
             return False
 
     def _learn_turns(self) -> None:
-        """Learn where an answer begins and ends, and check that control tokens divide it from the text around it."""
+        """Learn where an answer begins and ends. Check that control tokens separate the answer from other text."""
         question, answer = ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER)
         asked = self._text([question])
         begun = _BEGINS.search(asked)
@@ -197,7 +197,7 @@ class ChatFormat(TextTokens):
         self._ends = {closing[0], self._end_word}
 
     def _learn_stops(self, stated: Sequence[int]) -> None:
-        """Learn the ids that end a turn: the template's own, those of the folder, and the header of another message."""
+        """Learn the ids that end a turn: the template's, the folder's, and the token that begins another message."""
         self.turn_end = self._id(self._end_word)
         within = {self._id(word) for word in self._ends - {self._end_word}}
         self._last = self.turn_end if within else None
@@ -210,7 +210,7 @@ class ChatFormat(TextTokens):
         self.pad_id = next(token for token in (pad, eos, self.turn_end) if token is not None)
 
     def _header(self) -> int | None:
-        """Return the control token that an answer is begun with, if it is not a message's end."""
+        """Return the control token that begins an answer, unless that token ends a message."""
         question = [ChatMessage("user", ASKED)]
         asked, before = self._text(question), self._text(question, ask=False)
         control = self._first_control(asked[len(before) :] if asked.startswith(before) else "")
@@ -236,7 +236,7 @@ class ChatFormat(TextTokens):
         """Learn how the template offers tools, and writes calls and results.
 
         Raises:
-            ValueError: in a form that cannot be read, or that no control token ends.
+            ValueError: calls have a form that cannot be read or that no control token ends.
         """
         self.native = True
         try:
@@ -286,8 +286,8 @@ class ChatFormat(TextTokens):
             return False
 
     def _stays(self, role: str) -> bool:
-        """Return whether a conversation that goes on with a message in ``role`` begins as it was, and goes on in the
-        same way wherever it stands."""
+        """Return whether a new message in ``role`` leaves the conversation's earlier text unchanged, and is written in
+        the same way in every conversation."""
         question, answer = ChatMessage("user", ASKED), ChatMessage("assistant", ANSWER)
         opened = [[question], [ChatMessage("system", RULE), question], [question, answer, ChatMessage("user", "qwa")]]
         turns: list[tuple[ChatMessage, Tools]] = [(answer, ())]
@@ -314,7 +314,7 @@ class ChatFormat(TextTokens):
         """Return all ids up to where the assistant speaks.
 
         Raises:
-            ValueError: messages that the template has no form for; one line.
+            ValueError: the template cannot write these messages; one line.
         """
         return self._control.encode(self._text(messages, tools))
 
@@ -323,7 +323,7 @@ class ChatFormat(TextTokens):
     ) -> list[int] | None:
         """Return the ids that follow ``prompt`` + ``sampled``, up to where the assistant speaks again.
 
-        None: those ids cannot be gone on from, and the whole conversation is to be encoded as an :meth:`opening`.
+        Return None if no text can follow these ids: encode the whole conversation as an :meth:`opening` then.
         """
         turn = self.read(prompt, sampled, bool(tools))
         ended = sampled[-1] in self.stop_ids
@@ -347,11 +347,11 @@ class ChatFormat(TextTokens):
         return ids[1:] if sampled[-1] in (ids[0], self._last) else ids
 
     def spoken(self, action: str, tools: Tools, reasoning: str = "") -> list[int]:
-        """Return the ids of a whole turn as the policy would sample it: its thinking where it :attr:`thinks`, an
-        action, its calls in the model's own form, its end.
+        """Return the ids of a whole turn as the policy would sample it: thinking (if the model :attr:`thinks`), action,
+        calls in the model's own form, and end.
 
         Raises:
-            ValueError: calls or thinking that the template has no form for.
+            ValueError: the template cannot write these calls or this thinking.
         """
         message = spoken_message(action, bool(tools), reasoning)
         if reasoning and self.thinking is None:
@@ -370,7 +370,7 @@ class ChatFormat(TextTokens):
         return self._control.encode(turn) + self._control.encode(after)[:1]
 
     def _thought_and_spoken(self, message: ChatMessage, tools: Tools) -> list[int]:
-        """Return a turn with its thinking, which stands in the last turn whatever becomes of it later."""
+        """Return the ids of a turn with its thinking, which templates keep at least in the last turn."""
         question = ChatMessage("user", ASKED)
         before, whole = self._text([question], tools), self._text([question, message], tools, ask=False)
         if not whole.startswith(before):
@@ -379,8 +379,8 @@ class ChatFormat(TextTokens):
         return self._control.encode(turn if turn.endswith(tuple(self._ends)) else turn + self._end_word)
 
     def aside(self, text: str) -> list[int]:
-        """Return the ids of a system message before a whole prompt, or of a user's where the template writes the one
-        into the other."""
+        """Return the ids of a system message with ``text``, to put before a whole prompt. If the template merges system
+        messages into user messages, return the ids of a user message."""
         question = ChatMessage("user", ASKED)
         asked, noted = (self._text(each, ask=False) for each in ([question], [ChatMessage("system", RULE), question]))
         end = _common_end(asked, noted)
@@ -398,7 +398,7 @@ class ChatFormat(TextTokens):
         return self.opening(*opening_messages(messages))
 
     def heard(self, observation: str, tools: Tools) -> list[ChatMessage]:
-        """Return an environment's answer, as messages in the role that this format is given it in."""
+        """Return an environment's answer as messages in :attr:`observation_role`."""
         return observation_messages(observation, self.observation_role, bool(tools))
 
     def scripted(
@@ -427,11 +427,11 @@ class ChatFormat(TextTokens):
         return token_ids, spans
 
     def _before(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
-        """Return a prompt without the thinking that it begins."""
+        """Return the text of a prompt, without the opening of the thinking at its end."""
         return self._text(messages, tools).removesuffix(self._begins)
 
     def _after(self, turn: ChatMessage, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
-        """Return the text behind ``turn``, from the control token on that ends it."""
+        """Return the text after ``turn``, beginning with the control token that ends the turn."""
         question = ChatMessage("user", ASKED)
         before, whole = self._before([question], tools), self._text([question, turn, *messages], tools)
         if not whole.startswith(before):
@@ -445,17 +445,17 @@ class ChatFormat(TextTokens):
         raise ValueError("nothing ends a turn")
 
     def _text(self, messages: Sequence[ChatMessage], tools: Tools = (), ask: bool = True) -> str:
-        """Return what the template writes; control tokens are where a control word is whole."""
+        """Return the text that the template writes. Only an unmarked control word becomes a control token."""
         return self._template.render(*self._inputs_of(messages, tools, self._control.shield), ask, **self._settings)
 
     def stock(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> str:
-        """Return what the folder's own template writes, for a tokenizer that reads control tokens in any text."""
+        """Return the template's text without marks, for a tokenizer that reads control tokens in any text."""
         return self._template.render(*self._inputs_of(messages, tools, lambda value: value), **self._settings)
 
     def _inputs_of(
         self, messages: Sequence[ChatMessage], tools: Tools, shield: Callable[[Any], Any]
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Return the messages and tools as a template gets them."""
+        """Return the messages and tools in the form that a template takes."""
         apart = [self._apart(message, bool(tools), shield) for message in messages]
         if not self.native:
             apart = _in_texts(apart, shield(list(tools)))
@@ -480,7 +480,7 @@ class ChatFormat(TextTokens):
         return inputs, shield(list(tools)) if self.native and tools else ()
 
     def _apart(self, message: ChatMessage, with_tools: bool, shield: Callable[[Any], Any]) -> ChatMessage:
-        """Return a message whose thinking and calls are apart, and each of its texts shielded."""
+        """Return a message with its thinking and calls in separate fields, and with every text shielded."""
         if message.role == "assistant" and not message.calls:
             reasoning, content = message.reasoning, message.content
             if self.thinking is not None and not self._channel and not reasoning:
@@ -494,7 +494,7 @@ class ChatFormat(TextTokens):
         return replace(message, content=shield(message.content), reasoning=reasoning, calls=calls)
 
     def _plain(self, message: ChatMessage) -> dict[str, Any]:
-        """Return a message as a template gets it."""
+        """Return a message in the form that a template takes."""
         plain: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.reasoning:
             text = self._template.text or ""
@@ -517,7 +517,7 @@ class ChatFormat(TextTokens):
     # Reading
 
     def read(self, prompt: Sequence[int], sampled: Sequence[int], with_tools: bool) -> ReadTurn:
-        """Read what was sampled after ``prompt``; ``with_tools``: the model was offered tools. Never raises."""
+        """Return the turn that was sampled after ``prompt``; set ``with_tools`` if tools were offered. Never raises."""
         body = self.without_stop(sampled)
         if self._channel:
             return self._read_channels(body, with_tools)
@@ -538,11 +538,11 @@ class ChatFormat(TextTokens):
         return ReadTurn(self._answer(answer.lstrip("\n"), with_tools), reasoning.strip("\n"), end)
 
     def without_stop(self, sampled: Sequence[int]) -> list[int]:
-        """Return the sampled ids before the one that ended the turn."""
+        """Return the sampled ids without the id that ended the turn."""
         return list(sampled[:-1] if sampled and sampled[-1] in self.stop_ids else sampled)
 
     def _read_channels(self, body: list[int], with_tools: bool) -> ReadTurn:
-        """Read the answer in the channel of answers; a turn without any channel is an answer as it is."""
+        """Read the answer from the answer channel. A turn without channels is entirely an answer."""
         width = len(self._channel)
         starts = [at for at in range(len(body) - width + 1) if body[at : at + width] == list(self._channel)]
         text = self.decode(body)
@@ -558,7 +558,7 @@ class ChatFormat(TextTokens):
         return ReadTurn(answer, thought, end + width if thought else 0)
 
     def _end_of_thought(self, body: list[int]) -> int:
-        """Return the number of ids up to the end of the thinking; all, if it does not end."""
+        """Return the number of ids up to the end of the thinking, or of all ids if the thinking does not end."""
         if self._closes in body:
             return body.index(self._closes) + 1
         if self._closes is not None:
@@ -566,7 +566,7 @@ class ChatFormat(TextTokens):
         return bisect_left(range(len(body)), True, key=lambda count: THOUGHT_CLOSES in self.decode(body[:count]))
 
     def _answer(self, text: str, with_tools: bool) -> str:
-        """Return a text of the policy, its calls in the form that environments read."""
+        """Return a text of the policy with its calls in the form that environments read."""
         text = text.removeprefix(self._prefix)
         if self.call_form is None or not with_tools or self._hermes:
             return text
@@ -582,7 +582,7 @@ class ChatFormat(TextTokens):
 
 
 def _in_texts(messages: Sequence[ChatMessage], tools: Tools) -> list[ChatMessage]:
-    """Return the messages in the form that environments speak; thoughts stay beside the text."""
+    """Return the messages with calls and results as text in the environments' form; thoughts stay separate."""
     spoken = iter([message for message in messages if message.role == "assistant"])
     return [
         ChatMessage(role, text, reasoning=next(spoken).reasoning if role == "assistant" else "")  # type: ignore[arg-type]
@@ -591,7 +591,7 @@ def _in_texts(messages: Sequence[ChatMessage], tools: Tools) -> list[ChatMessage
 
 
 def _stated_ends(folder: Path) -> list[int]:
-    """Return the ids that end what is generated, as generation_config.json and config.json say."""
+    """Return the ids that end a generation, according to generation_config.json and config.json."""
     stated: list[int] = []
     for name in ("generation_config.json", "config.json"):
         try:

@@ -34,10 +34,10 @@ THOUGHT_OPENS, THOUGHT_CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """A message: ``calls`` and ``reasoning`` are those of an assistant's, ``content`` is all the rest.
+    """A message. Only an assistant's message has ``calls`` and ``reasoning``; ``content`` is all other text.
 
-    ``call_ids`` are the names by which a client refers to the calls, "" for one without; a tool's message has that of
-    the call that it answers. No policy reads them, and messages that differ in them alone are equal.
+    ``call_ids`` are the client's ids of the calls, "" for a call without an id; a tool's message has the id of the
+    call that it answers. No policy reads these ids: messages that differ only in ids are equal.
     """
 
     role: ChatRole
@@ -48,7 +48,7 @@ class ChatMessage:
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same message, in whatever spelling it is handed back, with its reasoning or without."""
+        """A key that is equal for all spellings in which a client may return the message, with or without reasoning."""
         if self.role != "assistant":
             return self.role, self.content
         calls = tuple((call.name, json.dumps(call.arguments, sort_keys=True)) for call in self.calls)
@@ -56,7 +56,7 @@ class ChatMessage:
 
     @property
     def key_without_thought(self) -> Hashable:
-        """The key of the same message handed back without the ``<think>`` that its content begins with."""
+        """The key of this message if the client sends it back without the ``<think>`` part that begins its content."""
         opens = self.content.find(THOUGHT_OPENS)
         closes = self.content.find(THOUGHT_CLOSES, opens)
         if opens < 0 or closes < 0:
@@ -66,7 +66,7 @@ class ChatMessage:
 
 
 def results_by_call(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages, results that follow each other in the order of the calls before them, if ids name these."""
+    """Return the messages, with consecutive tool results sorted in the order of their calls if ids name the calls."""
     ordered: list[ChatMessage] = []
     calls: list[str] = []
     for role, group in itertools.groupby(messages, key=lambda message: message.role):
@@ -80,7 +80,7 @@ def results_by_call(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMessage:
-    """Return an assistant's text with its calls apart. A turn with a block that is not a call becomes text alone."""
+    """Return the message of an assistant's text, with its calls split off. If any block is no call, all stays text."""
     calls = parse_tool_calls(text) if with_tools else []
     sound = tuple(call for call in calls if isinstance(call, ToolCall))
     if not calls or any(isinstance(call, BadCall) for call in calls):
@@ -132,7 +132,7 @@ def as_texts(messages: Sequence[ChatMessage], tools: Tools) -> Iterator[tuple[st
 
 
 def split_thought(text: str) -> tuple[str, str, bool]:
-    """Return (thinking, answer, cut) of a turn known as text alone; ``cut``: it ended before its thinking did."""
+    """Return (thinking, answer, cut) of the text of a turn; ``cut`` says that the turn ended within its thinking."""
     thought, closed, answer = text.partition(THOUGHT_CLOSES)
     if closed:
         return thought.replace(THOUGHT_OPENS, "", 1).strip("\n"), answer.lstrip("\n"), False

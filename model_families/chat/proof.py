@@ -38,7 +38,7 @@ def check_template(tokens: Tokenizer, chat: ChatFormat) -> None:
         tokens: the folder's tokenizer, which reads control tokens in any text.
 
     Raises:
-        ValueError: the first difference; one line.
+        ValueError: the message names the first difference, in one line.
     """
     for messages, tools in _conversations(chat):
         try:
@@ -67,7 +67,7 @@ def _conversations(chat: ChatFormat) -> Iterator[Conversation]:
 
 
 def _check_unforgeable(chat: ChatFormat) -> None:
-    """Check that text with the template's own words in it has no more control tokens than any other."""
+    """Check that text which contains the template's own words gets no more control tokens than other text."""
     hostile = f"x{chat.decode(chat.opening([SYSTEM, QUESTION, ANSWER, QUESTION]))}x"
 
     def marks(text: str) -> list[int]:

@@ -32,7 +32,7 @@ DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 
 class _GenerationTag(Extension):
-    """Takes ``{% generation %}``, which marks what is trained on, for its content."""
+    """Replaces ``{% generation %}``, which marks text to train on, with its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as its base class has it
 
@@ -42,7 +42,7 @@ class _GenerationTag(Extension):
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
-    """Refuses to compute with numbers that no chat needs."""
+    """Refuses to compute with numbers that are too large for any chat."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -59,11 +59,11 @@ class ChatTemplate:
 
     Attributes:
         named: the texts of the folder's templates, by their names.
-        text: of the template; None where the folder has none.
-        words: the tokenizer's own, such as ``bos_token``, by the names that templates use.
+        text: of the chat template; None if the folder has no template.
+        words: the tokenizer's special words by the names that templates use, such as ``bos_token``.
 
     Raises:
-        ValueError: a file of it cannot be read.
+        ValueError: a file of the template cannot be read.
     """
 
     def __init__(self, model_dir: str | Path):
@@ -82,10 +82,10 @@ class ChatTemplate:
         """Return the text of ``messages``, up to where the assistant speaks.
 
         Args:
-            ask: whether the beginning of what the assistant says stands at the end.
-            messages: role and content of each, and for an assistant's perhaps ``reasoning_content``.
+            ask: whether the text ends with the opening of the assistant's message.
+            messages: role and content of each message; an assistant's message may have ``reasoning_content``.
             tools: JSON schemas, as in OpenAI's API.
-            settings: the template's own, such as ``enable_thinking``.
+            settings: the template's own settings, such as ``enable_thinking``.
 
         Raises:
             ValueError: the template refuses the messages, is missing or broken, or exceeds a bound; one line.
@@ -116,7 +116,7 @@ def _compiled(text: str) -> Template:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Write JSON without the escapes for HTML of Jinja's own filter."""
+    """Return ``value`` as JSON, without the HTML escapes that Jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
@@ -125,7 +125,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _templates(folder: Path) -> dict[str, str]:
-    """Read the templates by name: files beside the tokenizer win over what is in its configuration."""
+    """Return the templates by name. Template files have priority over the tokenizer's configuration."""
     texts = {}
     try:
         written = _read(folder / "tokenizer_config.json").get("chat_template")
@@ -148,7 +148,7 @@ def _templates(folder: Path) -> dict[str, str]:
 
 
 def _special_words(folder: Path) -> dict[str, str]:
-    """Read the tokenizer's own words for the beginning and end of a text and the like, by their names in templates."""
+    """Return the tokenizer's special words, such as those that begin and end a text, by their names in templates."""
     words = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in _read(folder / name).items():

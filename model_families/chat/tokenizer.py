@@ -23,7 +23,7 @@ def read_tokenizer(model_dir: str | Path) -> Tokenizer:
     """Read the tokenizer of a model's folder.
 
     Raises:
-        ValueError: no ``tokenizer.json`` in it, or a damaged one; or tokenizers is not installed.
+        ValueError: ``tokenizer.json`` is missing or damaged, or the package tokenizers is not installed.
     """
     try:
         from tokenizers import Tokenizer
@@ -65,10 +65,10 @@ class TextTokens:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def overfill(self, texts: Iterable[str], most: int) -> bool:
-        """Return whether ``texts`` together have more than ``most`` tokens, if that is so for sure.
+        """Return True if ``texts`` together certainly have more than ``most`` tokens.
 
-        Ask before encoding what somebody else sends: the cost of asking grows with ``most`` and not with the texts, and
-        what passes is not much longer than ``most`` tokens are.
+        Call this before encoding text from outside: its cost grows with ``most``, not with the texts. Texts that pass
+        are not much longer than ``most`` tokens.
         """
         texts = list(texts)
         if sum(map(len, texts)) <= CHARACTERS_PER_TOKEN * most:
@@ -82,11 +82,11 @@ class TextTokens:
         return False
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of ordinary text; never a control token."""
+        """Return the ids of ordinary text. No id is a control token."""
         return list(self._encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, with special tokens as they are written."""
+        """Return the text of ids, with special tokens in their written form."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def spans(self, text: str) -> list[tuple[int, int]]:

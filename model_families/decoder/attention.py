@@ -10,8 +10,8 @@ from torchtune.modules import MultiHeadAttention
 
 
 def heads(attention: MultiHeadAttention, x: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries [b, s, heads, head_width] and keys and values [b, s, kv_heads, head_width] of ``x`` [b, s, d];
-    queries and keys are normalised where the attention has norms, and rotated."""
+    """Return queries [b, s, heads, head_width], keys and values [b, s, kv_heads, head_width] of ``x`` [b, s, d].
+    Queries and keys are rotated, after the norms if the attention has any."""
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     q, k, v = (project(x).unflatten(-1, (-1, attention.head_dim)) for project in projections)
     if attention.q_norm is not None and attention.k_norm is not None:
@@ -22,7 +22,7 @@ def heads(attention: MultiHeadAttention, x: Tensor, input_pos: Tensor | None) ->
 
 
 class NormFirstAttention(MultiHeadAttention):
-    """torchtune's self-attention with its norms before the rotation; it keeps no cache of keys."""
+    """torchtune's self-attention, but with the norms before the rotation and without a KV cache."""
 
     def forward(
         self, x: Tensor, y: Tensor | None = None, *, mask: object = None, input_pos: Tensor | None = None

@@ -31,7 +31,7 @@ def lora_decoder(
     apply_lora_to_mlp: bool,
     lora_dropout: float,
 ) -> TransformerDecoder:
-    """Build the decoder of a model of a family, with LoRA by keys that ``check_lora`` has passed."""
+    """Return the decoder of a family's model, with the LoRA layers that the keys (see ``check_lora``) choose."""
 
     def linear(lora: bool, inputs: int, outputs: int, bias: bool = False) -> nn.Module:
         if lora:

@@ -31,12 +31,12 @@ def frequencies(rope: Rope, head_width: int) -> Tensor:
 
 
 def amplitude(rope: Rope) -> float:
-    """Return the factor of cosines and sines: YaRN makes attention sharper, the more the longer the context."""
+    """Return the factor for cosines and sines. YaRN sharpens attention more for longer contexts."""
     return 0.1 * math.log(rope.scaling["factor"]) + 1.0 if rope.kind == "yarn" and rope.scaling["factor"] > 1 else 1.0
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Slow the slow pairs by the factor and leave the fast ones, with a ramp between."""
+    """Divide the frequencies of slow pairs by the factor and keep those of fast pairs, with a ramp in between."""
     low, high, factor = (rope.scaling[key] for key in ("low_freq_factor", "high_freq_factor", "factor"))
     turns = rope.scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
     left = ((turns - low) / (high - low)).clamp(0, 1)
@@ -44,7 +44,7 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, plain: Tensor) -> Tensor:
-    """Slow the pairs with a ramp that goes by the pair's number (arXiv 2309.00071)."""
+    """Slow the pairs with a ramp over the pair's number (arXiv 2309.00071)."""
     length, pairs = rope.scaling["original_max_position_embeddings"], len(plain)
 
     def pair_that_turns(times: float) -> float:
@@ -57,7 +57,7 @@ def _yarn(rope: Rope, plain: Tensor) -> Tensor:
 
 
 class ScaledRope(Qwen2RotaryPositionalEmbeddings):
-    """torchtune's rotary positions of halves, with scaled frequencies."""
+    """torchtune's rotary positions with scaled frequencies; they pair channels of the two halves of a head."""
 
     def __init__(self, rope: Rope, head_width: int, positions: int) -> None:
         self.rope = rope
@@ -73,7 +73,7 @@ def turns_neighbours(rope: nn.Module | None) -> bool:
     """Return whether a decoder's rotary positions turn neighbouring channels, as torchtune's Llama does.
 
     Raises:
-        ValueError: the positions are of an unknown kind.
+        ValueError: the decoder has an unknown kind of positions.
     """
     if isinstance(rope, Qwen2RotaryPositionalEmbeddings):
         return False

@@ -17,8 +17,8 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
     """Load all weights of the model in ``folder`` as CPU tensors, which stay in the files' pages until they are read.
 
     Raises:
-        ValueError: a file is missing or damaged, a name is of no decoder, or a head is not the embedding to which
-            config.json ties it.
+        ValueError: a file is missing or damaged, a name belongs to no decoder, or config.json ties the head to the
+            embedding although the two differ.
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):

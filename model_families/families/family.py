@@ -37,7 +37,7 @@ def check_lora(
     """Check the keys of a model section that choose its LoRA layers; ``others`` are its other keys.
 
     Raises:
-        ValueError: a module that there is not, no layer at all, or a rank or a dropout out of its range.
+        ValueError: a module is unknown, no layer is chosen, or the rank or the dropout is out of range.
     """
     if isinstance(lora_attn_modules, str | Mapping):
         raise ValueError(f"lora_attn_modules must be a list, not {lora_attn_modules!r}")
@@ -53,7 +53,7 @@ def check_lora(
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: the base of their frequencies, and how these are scaled for longer contexts."""
+    """Rotary positions: the base of the frequencies, and the scaling of the frequencies for longer contexts."""
 
     base: float
     kind: str = "default"
@@ -62,8 +62,8 @@ class Rope:
 
     @property
     def positions(self) -> int:
-        """The number of positions that YaRN makes of those before; 0 of another kind. Some models' cards have it put
-        into a config.json that goes on to name those before, which transformers does not mind."""
+        """The number of positions after YaRN has scaled the original ones; 0 without YaRN. Some model cards add YaRN to
+        a config.json that still states the original number; transformers accepts that."""
         if self.kind != "yarn":
             return 0
         return int(self.scaling["factor"] * self.scaling["original_max_position_embeddings"])
@@ -71,18 +71,18 @@ class Rope:
 
 @dataclass(frozen=True)
 class Family:
-    """The common build of the decoders of one architecture.
+    """The properties that all decoders of one architecture share.
 
     Attributes:
-        architecture: how config.json names it.
+        architecture: the name of the architecture in config.json.
         qkv_bias: the projections to queries, keys and values have a bias.
         qk_norm: queries and keys are normalised head by head, before they are rotated.
-        positions: how many there are where config.json does not say.
-        head_width: likewise; None is the width divided by the heads.
-        window: tokens over which attention reaches where config.json names no other number; None is all.
-        windowed: it does so unless config.json says ``use_sliding_window: false``; else only if that is true.
-        required: keys of config.json that must have one of these values where they are there.
-        vllm_args: of every vLLM server that serves it.
+        positions: the number of positions if config.json does not say.
+        head_width: the head width if config.json does not say; None means the width divided by the number of heads.
+        window: tokens over which attention reaches, unless config.json names another number; None means all.
+        windowed: whether the window applies if config.json has no ``use_sliding_window``.
+        required: keys of config.json that, if present, must have one of these values.
+        vllm_args: command-line arguments of every vLLM server for this architecture.
     """
 
     architecture: str
@@ -96,7 +96,7 @@ class Family:
     vllm_args: tuple[str, ...] = ()
 
     def objection(self, config: Mapping[str, Any]) -> str | None:
-        """Return why a model of this config.json cannot be built, as ``key is value``; None if it can."""
+        """Return the setting (``key is value``) that prevents building a model of this config.json, or None."""
         for key, allowed in (_OF_ALL | dict(self.required)).items():
             if key in config and config[key] not in allowed:
                 return f"{key} is {config[key]!r}"
@@ -106,7 +106,7 @@ class Family:
         return None
 
     def window_of(self, config: Mapping[str, Any]) -> int | None:
-        """Return the number of tokens over which attention reaches in any layer; None if over all."""
+        """Return the sliding window in tokens, even if only some layers have it; None without a window."""
         if not config.get("use_sliding_window", self.windowed):
             return None
         window = config.get("sliding_window", self.window)
@@ -157,8 +157,8 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     """Read the rotary positions of a config.json, spelled as in transformers 5 (``rope_parameters``) or before.
 
     Raises:
-        NotBuilt: a scaling, or a number of one, that is not built here.
-        ValueError: a scaling that lacks a number, or two that differ.
+        NotBuilt: we do not build this scaling, or a number in it.
+        ValueError: the scaling lacks a number, or config.json has two scalings that differ.
     """
     newer, older = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     read = {"rope_type": older.get("type"), **older}

@@ -37,7 +37,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of each weight in ``folder`` by its name there, of one in MXFP4 as it is when it is read.
+    """Return the shape of each weight in ``folder`` by its name on disk. A weight in MXFP4 has its unpacked shape.
 
     Raises:
         ValueError: the folder has no weights, or a file is damaged.
@@ -54,28 +54,28 @@ def shapes_on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def is_mxfp4(name: str) -> bool:
-    """Return whether a weight of this name holds the blocks of one in MXFP4."""
+    """Return whether the tensor of this name holds the blocks of a weight in MXFP4."""
     return name.endswith(f"_proj{_BLOCKS}")
 
 
 def layer_of(name: str) -> int | None:
-    """Return the number of the text's decoder layer that has the weight of this name."""
+    """Return the number of the decoder layer that holds the weight of this name, or None."""
     match = _LAYER.search(name)
     return None if match is None or is_of_tower(name) else int(match[1])
 
 
 def is_expert(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a weight of this name is of routed experts: of one of them, or of all of a layer's together."""
+    """Return whether the weight of this name belongs to one routed expert, or to all routed experts of a layer."""
     return ".experts." in name or (len(shape) == 3 and "conv" not in name and layer_of(name) is not None)
 
 
 def is_of_tower(name: str) -> bool:
-    """Return whether a weight or module of this name is of what reads pictures or sound, or predicts further tokens."""
+    """Return whether this weight or module belongs to a part that reads images or sound, or predicts further tokens."""
     return any(tower in name for tower in TOWERS)
 
 
 def takes_lora(name: str, shape: tuple[int, ...], model_type: str) -> bool:
-    """Return whether LoRA goes on this weight: a linear layer of the text's decoder, neither router nor expert."""
+    """Return whether LoRA can adapt this weight: that of a linear decoder layer, but not of a router or expert."""
     if len(shape) != 2 or layer_of(name) is None or ".experts." in name or not name.endswith(".weight"):
         return False
     left_alone = NOT_REACHED | LEFT_OUT.get(model_type, frozenset())
@@ -83,11 +83,11 @@ def takes_lora(name: str, shape: tuple[int, ...], model_type: str) -> bool:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that describes the decoder: its own where it is one of several models."""
+    """Return the part of a config.json that describes the decoder: ``text_config`` if there is one, else all."""
     return config.get("text_config") or config
 
 
 def module_of(weight: str) -> str:
-    """Return the name, in transformers and vLLM, of the layer that has this weight: that on disk, but for folders which
-    transformers wrote before 4.52, as Gemma 3's."""
+    """Return the layer of this weight by its name in transformers and vLLM. Only folders that transformers wrote before
+    4.52, such as Gemma 3's, have other names on disk."""
     return _BEFORE_4_52.sub("model.language_model.", weight.removesuffix(".weight"))

@@ -46,9 +46,9 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class FourBits:
-    """The layers whose weights are of four bits, by their names, and the numbers that share a scale.
+    """The names of the layers with four-bit weights, and the count of numbers that share a scale.
 
-    ``symmetric``: all zero points are 8.
+    ``symmetric`` says that all zero points are 8.
     """
 
     modules: frozenset[str]
@@ -56,7 +56,7 @@ class FourBits:
     symmetric: bool
 
     def stored(self, weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor in the files of a model of these ``weights``."""
+        """Return the shape of each tensor in the files of a model that has these ``weights``."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in weights.items():
             module = name.removesuffix(".weight")
@@ -72,7 +72,7 @@ class FourBits:
 
     @staticmethod
     def check_computed_in(half: bool) -> None:
-        """Check that they are multiplied with in half precision.
+        """Check that the layers multiply in half precision.
 
         Raises:
             ValueError: the layers multiply in another precision; one line.
@@ -84,12 +84,12 @@ class FourBits:
             )
 
     def undivided(self, weights: Mapping[str, tuple[int, ...]], parts: int) -> str | None:
-        """Return a layer whose weight cannot be divided into so many parts; None if all can be."""
+        """Return a short name of what cannot be divided into ``parts``; None if all weights can be divided."""
         uneven = any(weights[f"{module}.weight"][1] % (self.group * parts) for module in self.modules)
         return f"groups of {self.group} weights" if uneven else None
 
     def saved_bytes(self, weights: Mapping[str, tuple[int, ...]]) -> float:
-        """Return the bytes by which the ``weights`` are smaller than in bf16."""
+        """Return how many bytes smaller than in bf16 the ``weights`` are."""
         of_a_group = 2 + 0.5 * (not self.symmetric)
         packed = sum(math.prod(weights[f"{module}.weight"]) for module in self.modules)
         return packed * (2 - 0.5 - of_a_group / self.group)
@@ -99,10 +99,10 @@ def read_four_bits(settings: Mapping[str, Any], weights: Mapping[str, tuple[int,
     """Read a quantization_config of compressed-tensors.
 
     Args:
-        weights: of the model, by their names in Hugging Face's files; None if transformers is to build it.
+        weights: the model's weights by their names in Hugging Face's files; None if transformers builds the model.
 
     Raises:
-        ValueError: the config is of another format than W4A16, or a layer has no place in it.
+        ValueError: the config has another format than W4A16, or does not fit a layer.
     """
     if weights is None:
         raise ValueError(
@@ -140,7 +140,7 @@ def read_four_bits(settings: Mapping[str, Any], weights: Mapping[str, tuple[int,
 
 
 def _meant(targets: Collection[str], weight: str, kind: str | None = None) -> bool:
-    """Return whether targets, names or patterns of layers or their ``kind``, mean the layer of this weight."""
+    """Return whether one of ``targets`` (names, patterns or a kind of layers) matches the layer of this weight."""
     module = weight.removesuffix(".weight")
     return any(
         target in (kind, module) or (target.startswith("re:") and re.match(target[3:], module)) for target in targets

@@ -19,28 +19,28 @@ _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<com
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether ``name`` is one of the hub's, and no folder here: a folder of that name wins, and a path whose
-    first folder is here is a path."""
+    """Return whether ``name`` names a model on the hub. It does not if a folder of that name exists, or if the first
+    folder of the path exists."""
     return _NAME.fullmatch(name) is not None and not Path(name).exists() and not Path(name).parent.is_dir()
 
 
 def pinned(name: str) -> str:
-    """Return ``name`` with the commit that it stands for now, whose files are here; a folder as it is.
+    """Return a hub ``name`` with its current commit, and fetch the files of that commit; return a folder unchanged.
 
     Raises:
-        ValueError: as :func:`model_folder`.
+        ValueError: in the same cases as :func:`model_folder`.
     """
     return f"{name.partition('@')[0]}@{model_folder(name).name}" if is_hub_name(name) else name
 
 
 def cached_name(folder: str | Path) -> str | None:
-    """Return ``OWNER/NAME@COMMIT`` of a folder in a cache of the hub's, even one that is gone; else None."""
+    """Return ``OWNER/NAME@COMMIT`` of a folder in a hub cache, even if the folder is gone; None for other folders."""
     match = _CACHED.fullmatch("/".join(Path(folder).absolute().parts[-3:]))
     return None if match is None else f"{match['owner']}/{match['name']}@{match['commit']}"
 
 
 def kept_name(folder: str) -> str:
-    """Return the name by which :func:`local_path` finds ``folder``: the hub's, of a folder in the present cache."""
+    """Return the name with which :func:`local_path` finds ``folder``: its hub name if the present cache holds it."""
     from huggingface_hub import constants
 
     name, cache = cached_name(folder), Path(constants.HF_HUB_CACHE).absolute()
@@ -48,11 +48,11 @@ def kept_name(folder: str) -> str:
 
 
 def local_path(name: str) -> str:
-    """Return ``name`` as it is, or the folder that a name of the hub's is fetched to. A folder of its cache that is
-    gone is fetched again.
+    """Return the folder of a hub name, fetched if necessary; return any other ``name`` unchanged. A folder that is gone
+    from the cache is fetched again.
 
     Raises:
-        ValueError: as :func:`model_folder`.
+        ValueError: in the same cases as :func:`model_folder`.
     """
     name = name if Path(name).is_dir() else cached_name(name) or name
     return str(model_folder(name)) if is_hub_name(name) else name
@@ -60,10 +60,10 @@ def local_path(name: str) -> str:
 
 @lru_cache(maxsize=32)
 def model_folder(name: str) -> Path:
-    """Return the folder of the model ``name``; a name that is not one of the hub's is a path.
+    """Return the folder of the model ``name``. A name that is not a hub name is a path.
 
     Raises:
-        ValueError: the hub cannot be reached, or has no such model or revision, or none for this user; one line.
+        ValueError: the hub cannot be reached, lacks the model or revision, or denies this user access; one line.
     """
     if not is_hub_name(name):
         return Path(name).expanduser()

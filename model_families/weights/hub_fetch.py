@@ -27,10 +27,10 @@ _LICENCES = re.compile(r"README\.md|LICENSE[^/]*|NOTICE[^/]*")
 
 
 def fetched(repository: str, revision: str | None) -> Path:
-    """Return the folder of a repository at a revision, fetched where the cache does not have it.
+    """Return the folder of a repository at a revision, and fetch it if the cache lacks it.
 
     Raises:
-        ValueError: as :func:`~model_families.weights.hub.model_folder`.
+        ValueError: in the same cases as :func:`~model_families.weights.hub.model_folder`.
     """
     try:
         return Path(_fetched(repository, revision))
@@ -69,7 +69,7 @@ def _fetched(repository: str, revision: str | None) -> str:
 
 
 def _stored(repository: str, revision: str | None) -> str:
-    """Return the folder of what was fetched before. Raises OSError where the cache lacks some of it."""
+    """Return the folder of an earlier fetch. Raises OSError if the cache lacks some of its files."""
     from huggingface_hub import constants, get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -82,8 +82,8 @@ def _stored(repository: str, revision: str | None) -> str:
 
 
 def _cached_commit(cache: Path, revision: str | None) -> str | None:
-    """Return the commit that a revision stands for in a repository's ``cache``, however that was filled; where nothing
-    says which it is, the one that is there alone, or the revision."""
+    """Return the commit of a revision according to a repository's ``cache``. If the cache does not say, return its only
+    commit (for revision None), else the revision itself."""
     try:
         return (cache / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError):
@@ -92,14 +92,14 @@ def _cached_commit(cache: Path, revision: str | None) -> str | None:
 
 
 def _needed(files: Iterable[str]) -> Iterable[str]:
-    """Return the files of a repository that a model needs: one set of weights, and those beside it."""
+    """Return the files of a repository that a model needs: one set of weights, and the files beside them."""
     there = list(files)
     weights = next((matches for form in _WEIGHTS if (matches := list(filter(form.fullmatch, there)))), [])
     return [*weights, *(file for file in there if _BESIDE.fullmatch(file))]
 
 
 def _reason(repository: str, revision: str | None, error: Exception) -> str:
-    """Return why a repository is not here, in one line with the cure."""
+    """Return one line that says why a repository could not be fetched, and the cure."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -22,13 +22,13 @@ _OLLAMA = re.compile(r"[\w./-]+:[\w.-]+", re.ASCII)
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """Return the parts of the config.json of each published model by its name, without an ``-Instruct`` behind it."""
+    """Return the stored parts of each published model's config.json by the model's name without ``-Instruct``."""
     return json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
 
 def published_config(path: str | Path) -> dict[str, Any] | None:
-    """Return the config.json of the published model that a folder, or a name on the hub, is called after; None where
-    none is known here."""
+    """Return the config.json of the published model whose name a folder or hub name has; None if we know no such
+    model."""
     name = Path(str(path).partition("@")[0]).name
     whole = name.removesuffix(W4A16)
     config = published().get(whole) or published().get(whole.removesuffix("-Instruct"))
@@ -40,7 +40,7 @@ def published_config(path: str | Path) -> dict[str, Any] | None:
 
 
 def describe_wrong_path(path: str | Path) -> str:
-    """Describe what is at ``path`` instead of the folder of a model, and the cure: the end of a line after ``path``."""
+    """Return the rest of an error line that begins with ``path``: what is there instead of a model, and the cure."""
     name, folder = str(path), Path(path)
     address = _ADDRESS.search(name)
     inner = [str(file.parent) for depth in ("*", "*/*") for file in sorted(folder.glob(f"{depth}/config.json"))]

@@ -20,7 +20,7 @@ _GIT_LFS = b"version https://git-lfs"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in ``file``; ``dtype`` is safetensors' name of its type, such as "BF16"."""
+    """A tensor in ``file``; ``dtype`` is safetensors' name of the number type, such as "BF16"."""
 
     file: Path
     shape: tuple[int, ...]
@@ -28,10 +28,10 @@ class StoredTensor:
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """Return the files of a model's weights: the parts that an index names, or the one file.
+    """Return the files of a model's weights: the parts that the index names, or the single file.
 
     Raises:
-        ValueError: the folder has no weights or pickles alone, or its index is unreadable or names a missing file.
+        ValueError: the folder has no weights or only pickles, or its index is unreadable or names a missing file.
     """
     folder = Path(folder)
     index, whole = folder / f"{SAFETENSORS}{INDEX}", folder / SAFETENSORS
@@ -67,7 +67,7 @@ def _parts(index: Path, whole: bool) -> list[Path]:
 
 
 def check_one_set(folder: Path) -> list[Path]:
-    """Check that all readers of the folder read the same weights; returns their files.
+    """Check that vLLM, transformers and we read the same weights in the folder; return the files.
 
     Raises:
         ValueError: vLLM would load another file, or transformers would.
@@ -88,7 +88,7 @@ def check_one_set(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> Mapping[str, StoredTensor]:
-    """Read the tensors of a file by name, in the order of their bytes; read once as long as the file stays the same.
+    """Return the tensors of a file by name, in the order of their bytes. An unchanged file is read only once.
 
     Raises:
         ValueError: the file does not hold whole weights.

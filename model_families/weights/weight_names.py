@@ -49,7 +49,7 @@ def peft_name(name: str) -> str:
 
 
 def _renamed(name: str, prefix: str, names: dict[str, str], kind: str) -> str:
-    """Return ``name`` without ``prefix``, with which it begins, and with its part inside a layer renamed.
+    """Return ``name`` without its leading ``prefix``, and with the part inside a layer renamed.
 
     Raises:
         ValueError: the name is not one of ``names``.

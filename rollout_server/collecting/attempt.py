@@ -32,17 +32,17 @@ CLOSE_DEADLINE_S = 300.0
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a seed in [0, 2^31) that depends on every part."""
+    """Return a seed in [0, 2^31) that depends on every one of ``parts``."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big") >> 1
 
 
 def regraded(line: str, grade: Grade) -> Rollout:
-    """Return a rollout, given as JSON, with the grade that its episode got beside others; an earlier break stays."""
+    """Return the rollout in a JSON line, with the grade from its group's grading. Keeps an earlier ``broke``."""
     return Rollout.from_dict(_graded(json.loads(line), grade)).validate()
 
 
 def _graded(fields: dict[str, Any], grade: Grade) -> dict[str, Any]:
-    """Return the fields of a rollout with those of its grade; figures stated before, and an earlier break, stay."""
+    """Return a rollout's fields with its grade's fields added. Keeps figures stated before and an earlier ``broke``."""
     extra: dict[str, Any] = dict(fields.get("extra", {}))
     before: dict[str, dict[str, float]] = extra.pop("stated", {})
     stated = {kind: {**before.get(kind, {}), **getattr(grade, kind)} for kind in ("rewards", "metrics")}
@@ -64,7 +64,7 @@ class Attempt(ABC):
     """An attempt at an episode; subclasses play it.
 
     Args:
-        draw: part of the seed. An attempt that is repeated has the same one (:meth:`Collector.draw`).
+        draw: part of the seed; a repeated attempt has the same ``draw`` (:meth:`Collector.draw`).
         request: the collection's limits, seed and way of sampling.
         on_phase: called with a phase and the seconds spent in it: "environment", "grade", or "node" (our own work
             between the environment's answer and the agent's next turn).
@@ -96,31 +96,31 @@ class Attempt(ABC):
     @property
     @abstractmethod
     def sampled_tokens(self) -> int:
-        """Tokens of the turns that have ended; an abort throws them away."""
+        """The number of tokens of the ended turns, which an abort discards."""
 
     @property
     @abstractmethod
     def turns(self) -> int:
-        """Turns that the policy has had and that are recorded."""
+        """The number of recorded turns of the policy."""
 
     @abstractmethod
     async def _play(self, environment: GuardedEnvironment) -> str:
-        """Play from the start of the world to the end of the agent's last turn; returns the end reason."""
+        """Play from the start of the world to the end of the agent's last turn. Return the end reason."""
 
     @abstractmethod
     def _sequences(self) -> list[dict[str, Any]]:
-        """Return, for each served sequence, the fields of a rollout that :meth:`_rollout` does not know."""
+        """Return, for each served sequence, those fields of a rollout that :meth:`_rollout` does not fill."""
 
     @abstractmethod
     async def _let_go(self) -> None:
         """Release the agent's resources once the episode is over, however it ended."""
 
     async def run(self) -> list[Rollout]:
-        """Play the episode to its end and grade it; returns its sequences.
+        """Play the episode to its end, grade it, and return its sequences.
 
-        This method decides whether an attempt may be repeated: only if the policy had no turn in it, or where the
-        machine is known to have failed (EpisodeFailed, EnvironmentCrashed). Any other error may be the agent's doing:
-        it ends the episode, which is graded as it stands.
+        This method decides whether an attempt may be repeated: only if the policy had no turn, or if the machine is
+        known to have failed (EpisodeFailed, EnvironmentCrashed). The agent may have caused any other error: such an
+        error ends the episode, which is graded in its present state.
 
         Raises:
             EpisodeFailed: the attempt has no result and may be repeated.
@@ -148,7 +148,7 @@ class Attempt(ABC):
         return [self._rollout(end_reason, grade, started_at, seconds, fields) for fields in self._sequences()]
 
     async def _play_safely(self, environment: GuardedEnvironment) -> str:
-        """Run :meth:`_play`; an unforeseen error after the policy's first turn ends the episode, and does not raise."""
+        """Run :meth:`_play`. An unforeseen error after the policy's first turn is not raised, but ends the episode."""
         try:
             return await self._play(environment)
         except (EpisodeFailed, EnvironmentFault):
@@ -169,7 +169,7 @@ class Attempt(ABC):
             raise EpisodeFailed("environment_timeout", message) from None
 
     async def _start_world(self, environment: GuardedEnvironment) -> list[Message]:
-        """Return the messages that open the episode."""
+        """Start the episode's world, and return the messages that open the episode."""
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 return await environment.start(self.key.task_id)
@@ -186,7 +186,7 @@ class Attempt(ABC):
         return replace(member.grade, broke=self._broke or member.grade.broke)
 
     async def _to_the_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close something whatever happens, to the end even when the episode is aborted meanwhile, however often."""
+        """Run ``close`` to its end, even if the episode is aborted meanwhile. Logs errors and raises none of them."""
 
         async def closed() -> None:
             try:

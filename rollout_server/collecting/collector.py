@@ -33,7 +33,7 @@ class EpisodeKey:
 
 @dataclass(frozen=True)
 class MissingRollout:
-    """The reason why there will be no rollout: "branch_differs" where a branch is refused, else it is lost."""
+    """The reason why a rollout is missing: "branch_differs" for a refused branch, any other for a lost rollout."""
 
     reason: str
     message: str
@@ -59,27 +59,26 @@ class _ItemState:
 
     @property
     def due(self) -> tuple[int, int]:
-        """Its place in the queue: the item with the smallest starts the next episode."""
+        """The item's place in the queue. The item with the smallest value starts the next episode."""
         return self.finished + self.running, self.place
 
 
 class Collector:
     """Starts episodes so that the floors are reached early, replaces failed ones, and says when to stop.
 
-    The next episode is always one of the task with the fewest rollouts finished or on their way. From an empty start
-    this is index 0 of all tasks, then index 1 of all tasks, and so on; when episodes fail, or after a restart, the
-    tasks that lag come first. Once the total is reached and only some tasks are below their own floor, the others
-    start nothing more.
+    The next episode always belongs to the task with the fewest finished or running rollouts. A new collection starts
+    index 0 of all tasks, then index 1 of all tasks, and so on. After failures or a restart, tasks that lag come first.
+    Once the total is reached, only tasks below their own floor start episodes.
 
-    A point of a branch is one more task here. A rollout is gone when its attempts are used up (it is lost) or when the
-    branch is refused: then it is neither attempted again nor counted by any floor. The collection fails when more are
-    lost than the request allows.
+    A point of a branch counts as a task of its own. A rollout is gone if its attempts are used up (it is lost) or if
+    its branch is refused. A rollout that is gone is not attempted again and counts for no floor. The collection fails
+    if more rollouts are lost than the request allows.
 
     Args:
         request: the rollouts to collect, floors and limits.
         done: (task id, index) of rollouts that exist already.
-        opened_before: how often this collection was opened before; keeps the attempt numbers of its openings apart.
-        gone: the rollouts that an earlier opening lost or saw refused.
+        opened_before: how often this collection was opened before; makes attempt numbers differ between openings.
+        gone: the rollouts that were lost or refused when the collection was open before.
     """
 
     def __init__(
@@ -120,11 +119,11 @@ class Collector:
         self._update_outcome()
 
     def group(self, key: EpisodeKey) -> tuple[int, ...]:
-        """Return the indices of the rollouts of its task, or of its branch's point."""
+        """Return the indices of all rollouts in the episode's group: of its task, or of its branch's point."""
         return tuple(self._item(key).item.indices)
 
     def is_whole(self, key: EpisodeKey) -> bool:
-        """Return whether every rollout of its group is finished, or gone."""
+        """Return whether every rollout of the episode's group is finished or gone."""
         state = self._item(key)
         return state.finished + state.gone == len(state.item.indices)
 
@@ -133,11 +132,11 @@ class Collector:
         return frozenset(self._running)
 
     def attempts_before(self, key: EpisodeKey) -> int:
-        """Return the failed attempts at this rollout since the collection was opened."""
+        """Return the number of failed attempts at this rollout since the collection was opened."""
         return key.attempt - self._first_attempt
 
     def draw(self, key: EpisodeKey) -> int:
-        """Return the number of the attempt's draw: part of its seed.
+        """Return the number of the attempt's draw, which is part of the attempt's seed.
 
         Attempts that failed are repeated with the same seeds: an agent must not get another draw by failing. Only
         sampled tokens that were themselves unusable (:data:`REDRAWN_REASONS`) are drawn anew.
@@ -145,11 +144,11 @@ class Collector:
         return self._item(key).draws[key.index]
 
     def start_of(self, key: EpisodeKey) -> BranchStart | None:
-        """Return the point of a stored rollout that this one goes on from; None for the task's opening."""
+        """Return the point of a stored rollout from which this rollout continues; None means the task's opening."""
         return self._item(key).item.start
 
     def start_next(self) -> EpisodeKey | None:
-        """Return the episode to start now, and count it as running; None when there is none to start."""
+        """Return the episode to start now, and count it as running. Return None if no episode is to start."""
         if self.outcome is not None:
             return None
         total_reached = self._finished >= self._floor_total
@@ -166,7 +165,7 @@ class Collector:
         return None
 
     def finished(self, key: EpisodeKey) -> None:
-        """Count an episode whose rollout is on disk, also after the end, if it was written when the end came."""
+        """Count an episode whose rollout is on disk, even if the collection ended while the rollout was written."""
         state = self._leave(key)
         state.finished += 1
         self._finished += 1
@@ -175,9 +174,9 @@ class Collector:
             self._update_outcome()
 
     def failed(self, key: EpisodeKey, reason: str, message: str) -> bool:
-        """Count a failed attempt, and replace it unless the rollout is gone; returns whether it is gone.
+        """Count a failed attempt, and queue another unless the rollout is gone. Return whether the rollout is gone.
 
-        A branch or a request that was refused would be refused again.
+        A refused branch or request is not repeated, as it would be refused again.
         """
         state, gone = self._leave(key), MissingRollout(reason, message)
         if not gone.refused:
@@ -200,19 +199,19 @@ class Collector:
         self.dropped += 1
 
     def end_early(self) -> bool:
-        """End where all floors of the tasks are reached; returns whether it has ended, this way or another."""
+        """End the collection if all tasks have reached their floors. Return whether it has ended, now or before."""
         if not self._lacking:
             self.stop("early_stop")
         return self.outcome is not None
 
     def stop(self, outcome: str, error: str | None = None) -> None:
-        """End from outside: "cancelled", or "failed" with the reason."""
+        """End the collection on request from outside, as "cancelled" or, with a reason, as "failed"."""
         if self.outcome is None:
             self.outcome, self.error = outcome, error
 
     @property
     def failures_by_task(self) -> dict[str, int]:
-        """Failed attempts of each task that had any."""
+        """The number of failed attempts of each task, without zeros."""
         failures: Counter[str] = Counter()
         for state in self._items:
             failures[state.item.task_id] += state.failures
@@ -220,7 +219,7 @@ class Collector:
 
     @property
     def refused(self) -> dict[str, str]:
-        """The reasons why branches were refused, by the rollout id that each would have had."""
+        """The reasons why branches were refused, by the ids of the missing rollouts."""
         return {
             rollout_id(self.request.id, key.task_id, key.index, key.attempt): why for key, why in self._refused.items()
         }
@@ -238,7 +237,7 @@ class Collector:
 
     @property
     def _possible(self) -> int:
-        """Requested rollouts, less those that are gone."""
+        """The number of requested rollouts that are not gone."""
         return self._asked_for - len(self._refused) - len(self.lost)
 
     @property
@@ -246,7 +245,7 @@ class Collector:
         return min(self._wanted, self._possible)
 
     def _note(self, state: _ItemState) -> None:
-        """Update the queue and the floors after a rollout of the item began, ended or is gone."""
+        """Update the queue and the floors after a rollout of the item has begun, ended or gone."""
         if state.waiting:
             heapq.heappush(self._due, state.due)
         if state.lacks and state.finished >= min(self.request.floor_per_task, len(state.item.indices) - state.gone):

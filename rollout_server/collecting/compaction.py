@@ -32,16 +32,16 @@ class History:
 
     @property
     def after(self) -> list[Message]:
-        """The messages behind the opening."""
+        """The messages after the opening."""
         pairs = ((Message("assistant", each.action), Message("user", each.observation)) for each in self.exchanges)
         return [message for pair in pairs for message in pair]
 
 
 def shortened(history: History) -> Iterator[History]:
-    """Return shorter histories, the one with the most in it first.
+    """Yield shorter and shorter histories.
 
-    Observations go first, the older half of them, then half of the rest, down to the newest. Where that is not enough,
-    turns go in the same way. Where the newest observation is itself too long, it goes.
+    The observations are removed first: the older half, then half of the rest, and so on down to the newest. If that is
+    not enough, turns are removed in the same way. If the newest observation itself is too long, it is removed too.
     """
     *older, newest = history.exchanges
     yield from _less(history, newest)
@@ -68,7 +68,7 @@ def _halves(count: int) -> Iterator[int]:
 
 
 def summarised(opening: Sequence[Message], history: History, summary: str) -> Iterator[History]:
-    """Return histories with a summary behind the task's ``opening``, the one with the newest observation first."""
+    """Yield histories with a summary after the task's ``opening``; the first also has the newest observation."""
     newest = history.exchanges[-1]
     beginning = [*opening, Message("user", SUMMARY_HEAD + summary)]
     yield History(beginning, [newest])
@@ -76,7 +76,7 @@ def summarised(opening: Sequence[Message], history: History, summary: str) -> It
 
 
 def _without(exchange: Exchange) -> Exchange:
-    """Return the turn without its observation; results of tools stay as many as its calls."""
+    """Return the turn without the text of its observation; there is still one tool result for each call."""
     results = split_tool_responses(exchange.observation)
     return replace(
         exchange, observation=LEFT_OUT if results is None else render_tool_response(*[LEFT_OUT] * len(results))

@@ -35,7 +35,7 @@ CUT_IN_THINKING = "Your turn ended before your thinking did, so there is no answ
 
 @dataclass(frozen=True)
 class _NotedTurn:
-    """A turn with the number of its sequence, and the history that it is a message of."""
+    """A turn, the number of its sequence, and the history that contains the turn."""
 
     sequence: int
     history: list[dict[str, str]]
@@ -45,9 +45,9 @@ class _NotedTurn:
 class Episode(Attempt):
     """An attempt in which a policy client and an environment take turns.
 
-    Args: those of :class:`Attempt`, and
+    Args: all arguments of :class:`Attempt`, and
         policy_client: the agent.
-        start: the point of a stored rollout that the episode goes on from; None for the task's opening.
+        start: the point of a stored rollout from which the episode continues; None begins at the task's opening.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Episode(Attempt):
             await self._hear(result.observation)
 
     def _begin(self, opening: Sequence[Message], after: Sequence[Message]) -> None:
-        """Begin the first sequence, or another one. Raises ContextFull where these messages are too long, too."""
+        """Begin the first or a further sequence. Raises ContextFull if the messages of this sequence are too long."""
         self._policy_client.begin(self.rollout_id, opening, after)
         self._before, self._messages = len(opening), [asdict(message) for message in (*opening, *after)]
 
@@ -135,7 +135,7 @@ class Episode(Attempt):
         return spoken
 
     async def _hear(self, observation: str) -> None:
-        """Have the policy client go on with the newest observation, in a new sequence where the history is too long.
+        """Give the newest observation to the policy client; if the history is too long, begin a new sequence.
 
         Raises:
             ContextFull: no history that ``limits.compaction`` allows is short enough.
@@ -161,7 +161,7 @@ class Episode(Attempt):
         raise ContextFull(f"no shorter history fits max_context {self._limits.max_context}")
 
     async def _summarise(self) -> str:
-        """Return the agent's summary of the history without its newest observation, for which there may be no room."""
+        """Return the agent's summary of the history, without the newest observation, which may not fit."""
         from rollout_server.collecting.compaction import SUMMARY_REQUEST
 
         self._policy_client.ask(SUMMARY_REQUEST)
@@ -178,10 +178,10 @@ class Episode(Attempt):
         return await environment.step(spoken.text)
 
     async def _replay(self, environment: Environment, opening: Sequence[Message], start: BranchStart) -> list[Message]:
-        """Bring the world to the state that the stored rollout had; returns the messages of the turns replayed.
+        """Replay stored turns until the world has the state of the branch's point. Return the messages of these turns.
 
         Raises:
-            BranchRefused: the world does not answer as it did then, or not in an action's time.
+            BranchRefused: the world's answer differs from the stored answer, or takes longer than an action may.
         """
         if list(opening) != start.branch.opening:
             raise BranchRefused(f"the opening differs from that of {start.branch.rollout_id}")
@@ -261,7 +261,7 @@ class Episode(Attempt):
 
 
 def _difference(rollout_id: str, turn: int, recorded: str, result: StepResult) -> str:
-    """Return one line on how the world's answer differs."""
+    """Return one line that says how the world's answer differs from the stored answer."""
     if result.observation == recorded:
         return f"turn {turn} of {rollout_id} now ends the episode"
     same = takewhile(lambda pair: pair[0] == pair[1], zip(recorded, result.observation, strict=False))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EpisodeFailed(Exception):
-    """The attempt is worthless; ``reason`` is one of :data:`loop_formats.rollout.FAILURE_REASONS`."""
+    """The attempt has no usable result; ``reason`` is one of :data:`loop_formats.rollout.FAILURE_REASONS`."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -28,7 +28,7 @@ class EpisodeFailed(Exception):
 
 
 class BranchRefused(EpisodeFailed):
-    """The world's answers differ from those in the rollout that a branch goes on from."""
+    """The world's answers differ from the answers in the rollout from which a branch continues."""
 
     def __init__(self, message: str):
         super().__init__(BRANCH_DIFFERS, message)
@@ -40,16 +40,16 @@ one."""
 
 
 class ContextFull(Exception):
-    """The conversation leaves no room for another turn; a shorter one may (``limits.compaction``)."""
+    """The conversation leaves no room for another turn. A shortened conversation may (``limits.compaction``)."""
 
 
 @dataclass(frozen=True)
 class PolicyTurn:
     """A turn of the policy.
 
-    ``text`` is the action, ``reasoning`` the thinking before it, ``sequence`` the number of the policy client's
-    sequence that it is in. ``turn`` is its record, as far as a policy client knows it: without what the environment
-    made of it; its span is empty where the policy client has no token ids.
+    ``text`` is the action, ``reasoning`` the thinking before the action, and ``sequence`` the number of the policy
+    client's sequence that holds the turn. ``turn`` is the record of the turn, without the environment's part; the
+    record's span is empty if the policy client has no token ids.
     """
 
     text: str
@@ -62,7 +62,7 @@ class PolicyTurn:
 class SpokenRecord:
     """The part of a sequence that a policy client records, in the fields of :class:`~loop_formats.rollout.Rollout`.
 
-    Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 for a policy client of text alone.
+    Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; s is 0 if the policy client has only text.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class SpokenRecord:
 
     @classmethod
     def of_context(cls, token_ids: Sequence[int]) -> SpokenRecord:
-        """Return a sequence that begins with ids that nobody sampled."""
+        """Return a new record that begins with ids that nobody sampled."""
         record = cls()
         record.append_context(token_ids)
         return record
@@ -84,7 +84,7 @@ class SpokenRecord:
         self.sampler_logprobs.extend([0.0] * len(token_ids))
 
     def append_turn(self, generation: Generation, read: ReadTurn, version: int, message: int = 0) -> Turn:
-        """Append the ids that a policy version sampled; returns the record of the turn, which is that of a message."""
+        """Append the ids that a policy version sampled, and return the record of the turn."""
         start = len(self.token_ids)
         self.token_ids.extend(generation.token_ids)
         self.mask.extend([True] * len(generation.token_ids))
@@ -105,25 +105,25 @@ class SpokenRecord:
 
 
 class PolicyClient(Protocol):
-    """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn, and begin again where the
-    history was shortened; close comes always."""
+    """The agent of one episode. Calls come one at a time: begin, then speak and hear in turn, and begin again after the
+    history was shortened. The last call is always close."""
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of the turns spoken so far; an abort throws them away."""
+        """The number of tokens of the turns spoken so far, which an abort discards."""
 
     def begin(self, episode_id: str, opening: Sequence[Message], after: Sequence[Message] = ()) -> None:
-        """Take the messages that the episode, or a new sequence of it, begins with.
+        """Take the first messages of the episode, or of a new sequence in the episode.
 
         Args:
-            after: turns and their observations: those that a branch replays, or those left of a longer history.
+            after: turns and observations that a branch replays, or that remain of a longer history.
 
         Raises:
             ContextFull: the messages leave no room for a turn.
         """
 
     async def speak(self, seed: int) -> PolicyTurn:
-        """Return the next turn, however long the policy's server takes over it, up to :data:`TURN_LIMIT_S`.
+        """Return the next turn. The policy's server may take up to :data:`TURN_LIMIT_S`.
 
         Raises:
             ContextFull: the policy's server found the conversation too long.
@@ -134,18 +134,18 @@ class PolicyClient(Protocol):
         """Take the environment's answer to the last turn.
 
         Raises:
-            ContextFull: less than ``limits.kept_free`` tokens are left after it. It counts as not heard.
+            ContextFull: the answer leaves less than ``limits.kept_free`` tokens. The answer counts as not heard then.
         """
 
     def ask(self, request: str) -> None:
-        """Take a request of the node's own in place of the environment's answer.
+        """Take a request from the node itself in place of the environment's answer.
 
         Raises:
-            ContextFull: no room is left for another turn after it.
+            ContextFull: the request leaves no room for another turn.
         """
 
     def record(self) -> list[SpokenRecord]:
-        """Return the records of the sequences that a turn was sampled in, mostly one, from first token to last."""
+        """Return the record of each sequence in which a turn was sampled. Mostly there is one sequence."""
 
     def close(self) -> None:
         """Release the episode's resources once it is over, however it ended."""

@@ -32,11 +32,11 @@ class EpisodeServices:
 
 
 class PolicySampler:
-    """Samples turns of one version, or of the newest at each turn.
+    """Samples turns from one policy version, or always from the newest version.
 
     Args:
-        version: the policy's version, where it is pinned.
-        pinned_model: that version's name on the servers; the caller has acquired it. None for the newest.
+        version: the policy's version, if it is pinned.
+        pinned_model: name of ``version`` on the servers, which the caller has acquired; None means the newest version.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class PolicySampler:
         sampling: Sampling | None = None,
         stops: Sequence[str] = (),
     ) -> tuple[int, Generation]:
-        """Sample after ``token_ids``, fewer than ``limits.max_context``; returns the policy version and its tokens.
+        """Sample after ``token_ids`` (fewer than ``limits.max_context``). Return the policy version and its tokens.
 
         Args:
-            episode_id: keeps the requests of an episode on one server.
-            max_tokens: a bound below that of the limits.
-            sampling: settings in the place of its own.
-            stops: texts that end the turn; the token that completes one is the last.
+            episode_id: sends all requests of an episode to one server.
+            max_tokens: the most tokens to sample, if fewer than the limits allow.
+            sampling: settings that replace the sampler's own settings.
+            stops: texts that end the turn; the last token is the one that completes such a text.
 
         Raises:
             EpisodeFailed: the attempt cannot go on.
@@ -103,7 +103,7 @@ class PolicySampler:
         sampling: Sampling,
         stops: Sequence[str],
     ) -> Generation:
-        """Sample thinking and answer in one request, or, where each has a limit of its own, in two."""
+        """Sample thinking and answer in one request, or in two requests if each part has its own limit."""
         tokens, limits = self._services.tokens, self._limits
         # vLLM would find a stop text in the prompt where its last character goes on in the sampled tokens.
         if stops and tokens.decode(token_ids[-CHARACTER_TOKENS:]).endswith("\ufffd"):

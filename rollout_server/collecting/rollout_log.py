@@ -28,22 +28,22 @@ T = TypeVar("T")
 
 
 async def beside(work: Callable[..., T], *arguments: Any) -> T:
-    """Return ``work(*arguments)``, done in one of :data:`THREADS`."""
+    """Run ``work(*arguments)`` in one of :data:`THREADS`, and return the result."""
     return await asyncio.get_running_loop().run_in_executor(THREADS, work, *arguments)
 
 
 class AppendLog:
-    """Such a file, for any number of threads. Opening it recovers it.
+    """An append-only file of records, for any number of threads. Opening the file recovers it after a crash.
 
-    The bytes after the last whole record are a write that a crash cut short: no reader has got it, and it is cut off. A
-    damaged line before that may have been read. It is set aside in ``<file>.damaged`` and blanked, so that the records
-    after it keep their places.
+    Bytes after the last whole record come from a write that a crash cut short. No reader has got them: they are cut
+    off. A reader may have got a damaged line before them: such a line is copied to ``<file>.damaged`` and blanked, so
+    that later records keep their places.
 
     Args:
         path: created when missing; its folder must be there.
-        visit: called with every record (decoded) that is already in the file, in order; it raises ValueError for one
-            that is not whole, or whose predecessor is missing. It returns whether the file may end there: a record that
-            needs the ones after it is dropped with them.
+        visit: called in order with every decoded record that is already in the file. It raises ValueError for a record
+            that is not whole or lacks its predecessor. It returns whether the file may end after this record; at the
+            end of the file, records that need later records are dropped.
     """
 
     def __init__(self, path: Path, visit: Callable[[Any], bool]):
@@ -54,7 +54,7 @@ class AppendLog:
 
     @property
     def count(self) -> int:
-        """Lines that are on disk for good."""
+        """The number of lines that are safely on disk."""
         return len(self._ends)
 
     def _recover(self, visit: Callable[[Any], bool]) -> None:
@@ -95,7 +95,7 @@ class AppendLog:
             sync(self.path.parent)
 
     def _set_aside(self, damaged: Sequence[int]) -> None:
-        """Move the lines, by their numbers from 0, out of the file, whose other lines stay where they are."""
+        """Move the lines with these numbers (from 0) out of the file. All other lines keep their places."""
         aside = self.path.with_name(f"{self.path.name}.damaged")
         numbers = ", ".join(str(number + 1) for number in damaged)
         logger.warning("%s is damaged in line %s: set aside in %s; the others are kept", self.path, numbers, aside)
@@ -111,7 +111,7 @@ class AppendLog:
                 log.write(b" " * (end - start))
 
     def append(self, lines: Sequence[str]) -> None:
-        """Write the records and fsync them, all or none.
+        """Write and fsync all records, or none of them.
 
         Raises:
             OSError: the disk is full or broken; the file is as it was before.
@@ -134,7 +134,7 @@ class AppendLog:
             self._ends += list(itertools.accumulate(map(len, records), initial=end))[1:]
 
     def read(self, after: int, most: int) -> list[bytes]:
-        """Return up to ``most`` lines, without line ends, that follow cursor ``after``; damaged ones are blank."""
+        """Return up to ``most`` lines after cursor ``after``, without line ends. Damaged lines are blank."""
         last = min(after + most, self.count)
         if after >= last:
             return []

@@ -50,8 +50,8 @@ stored rollout that it goes on from."""
 
 @dataclass
 class HeldEpisode:
-    """An episode that waits for its group. ``group_input`` is its input of the group's grader; ``lines`` are its
-    rollouts, as JSON, until they are in the log."""
+    """An episode that waits for its group. ``group_input`` is the episode's input to the group's grader. ``lines`` are
+    the episode's rollouts as JSON, until the log holds them."""
 
     group_input: Mapping[str, Any]
     lines: list[str]
@@ -121,7 +121,7 @@ class StoredCollection:
 
     @property
     def _is_graded(self) -> bool:
-        """True once its groups are graded, and no episode will come later."""
+        """True once all groups of the collection are graded and no more episodes can come."""
         return self.end is not None and self.end.reason in GRADED_ENDS and not self.end.lost
 
     def _visit_held(self, record: Any) -> bool:
@@ -140,23 +140,23 @@ class StoredCollection:
         return self._held_log
 
     def hold(self, lines: Sequence[str]) -> None:
-        """Keep episodes until their groups are graded. Raises OSError when they cannot be written."""
+        """Store episodes on disk until their groups are graded. Raises OSError if the disk refuses them."""
         self._open_held().append(lines)
 
     def note_grades(self, task_id: str, grades: Mapping[int, Grade]) -> None:
-        """Note the final grades of a group, by index. Raises OSError when they cannot be written."""
+        """Store the final grades of a group by rollout index. Raises OSError if the disk refuses them."""
         plain = {str(index): asdict(grade) for index, grade in grades.items()}
         self.meta.append([json.dumps({"group": {"task_id": task_id, "grades": plain}}, allow_nan=False)])
         self.graded |= {(task_id, index): grade for index, grade in grades.items()}
 
     def drop_held(self) -> None:
-        """Remove the file of the episodes that waited, once their groups are graded and no episode will come later."""
+        """Remove the file of waiting episodes, once all groups are graded and no more episodes can come."""
         self.held.clear()
         self._held_log = None
         self._held_path.unlink(missing_ok=True)
 
     def begin(self, request: CollectionRequest) -> None:
-        """Note that work begins (again). Raises OSError when that cannot be written."""
+        """Store on disk that work begins (again). Raises OSError if the disk refuses that."""
         known = self.request is not None and self.request.get("max_lost") == request.max_lost
         lines = [] if known else [json.dumps({"request": request.to_dict()})]
         self.meta.append([*lines, json.dumps({"opened": self.opened + 1, "at": time.time()})])
@@ -190,9 +190,9 @@ class _Running:
 
     @property
     def ended_from_outside(self) -> bool:
-        """True if its task's exception comes from this collection's abort, or from the end of the event loop.
+        """True if this collection's abort, or the end of the event loop, caused the exception of the episode's task.
 
-        A cancellation of the task, or GeneratorExit, proves nothing: any code that the task ran can ask for that.
+        CancelledError and GeneratorExit alone prove nothing: any code in the task can cause them.
         """
         try:
             return self.aborted or asyncio.current_task() is not self.task
@@ -202,10 +202,10 @@ class _Running:
 
 @dataclass
 class CollectionRun:
-    """Runs the episodes of one collection; the node decides when a slot is free and calls :meth:`launch`.
+    """Runs the episodes of one collection. The node calls :meth:`launch` when it may run another episode.
 
-    ``on_change`` is called whenever an episode has left (a slot is free) and when the collection has ended;
-    ``on_idle`` once it has ended and its last episode has closed its world.
+    ``on_change`` is called after each episode, and when the collection has ended. ``on_idle`` is called once the
+    collection has ended and its last episode has closed its world.
     """
 
     request: CollectionRequest
@@ -242,26 +242,26 @@ class CollectionRun:
 
     @property
     def state(self) -> str:
-        """ "running", or the reason of its end."""
+        """ "running", or the reason why the collection ended."""
         return "running" if self.end is None else self.end.reason
 
     @property
     def episodes_running(self) -> int:
-        """Slots in use, those of aborted episodes that are still closing their worlds included."""
+        """The number of running episodes, including aborted episodes that are still closing their worlds."""
         return len(self._running)
 
     def facts(self) -> dict[str, Any]:
-        """Return its id, state, progress, and the seconds since its first episode started: 0 before, and at its end."""
+        """Return id, state, progress, and the seconds since the first episode began: 0 before it and after the end."""
         seconds = 0.0 if self._launched is None or self.end is not None else time.monotonic() - self._launched
         return {"id": self.request.id, "state": self.state, "seconds": seconds, **asdict(self.collector.progress())}
 
     @property
     def idle(self) -> bool:
-        """True once it has ended and none of its episodes is left."""
+        """True once the collection has ended and none of its episodes is left."""
         return self.end is not None and not self._running
 
     def launch(self, key: EpisodeKey) -> None:
-        """Start the episode that the collector named."""
+        """Start the episode that the collector has chosen."""
         draw, start = self.collector.draw(key), self.collector.start_of(key)
         episode = self.new_attempt(key, draw, self.request, self.pinned_model, start)
         task = asyncio.create_task(self._run(episode), name=episode.rollout_id)
@@ -272,14 +272,14 @@ class CollectionRun:
         task.add_done_callback(lambda _: self._leave(key))
 
     def end_early(self) -> bool:
-        """Drop running episodes and end if every task has reached its floor; returns whether it ends or has ended."""
+        """If every task has reached its floor, drop running episodes and end. Return whether the collection ends."""
         ended = self.collector.end_early()
         self._settle()
         return ended
 
     async def cancel(self) -> None:
-        """Stop: running episodes are dropped, finished ones stay. An ended collection that is asked for again attempts
-        its lost rollouts anew."""
+        """End the collection: drop running episodes and keep finished ones. If the collection is requested again later,
+        it attempts its lost rollouts again."""
         cancelled = "cancelled", "the collection was cancelled"
         self.collector.stop(*cancelled)
         self._settle()
@@ -288,7 +288,7 @@ class CollectionRun:
             await self._note_end(replace(self.end, reason=reason, error=error))
 
     async def suspend(self) -> None:
-        """Abort running episodes, as a crash would, but tidily; writes no end, so that it can go on later."""
+        """Abort running episodes in good order, but write no end: the collection can continue later."""
         tasks = [entry.task for entry in self._running.values()]
         for entry in self._running.values():
             if not entry.delivering:
@@ -316,7 +316,7 @@ class CollectionRun:
             await self._fail(episode, "environment_error", error_line(error), time.monotonic() - began)
 
     def _leave(self, key: EpisodeKey) -> None:
-        """Free the slot of an episode whose task is over, however it ended."""
+        """Remove an episode whose asyncio task is over, for any reason, and make room for another."""
         moving.give_sign()
         del self._running[key]
         self._settle()
@@ -325,7 +325,7 @@ class CollectionRun:
             self.on_idle()
 
     def _report_grade(self, rollout: Rollout) -> None:
-        """Log and count a broken environment or a state that was not gradable."""
+        """Log and count a broken environment, or a state that could not be graded."""
         key = f"{rollout.task_id}, rollout {rollout.index}"
         if rollout.broke is not None:
             logger.warning("%s: its environment broke in %s: %s", key, rollout.broke["where"], rollout.broke["what"])
@@ -335,7 +335,7 @@ class CollectionRun:
             self.services.metrics.count("ungradable_episodes")
 
     async def _hold(self, key: EpisodeKey, episode: HeldEpisode) -> None:
-        """Put an episode that waits for its group on disk, and count it: it is finished, but for its grade."""
+        """Store an episode that waits for its group on disk, and count it as finished: only the grade is missing."""
         line = episode.line(key)
         async with self._write_lock:
             try:
@@ -347,7 +347,7 @@ class CollectionRun:
         self.collector.finished(key)
 
     async def _grade_if_whole(self, key: EpisodeKey) -> None:
-        """Grade the group of a rollout that is finished or lost, if it was the last; others are graded at the end."""
+        """Grade a rollout's group if all its rollouts are finished or gone; :meth:`_grade_rest` grades other groups."""
         if self.stored.held and self.collector.is_whole(key) and self.collector.outcome in (None, *GRADED_ENDS):
             try:
                 await self._grade_group(key.task_id, self.collector.group(key))
@@ -355,7 +355,7 @@ class CollectionRun:
                 self._disk_failed(error)
 
     async def _grade_group(self, task_id: str, indices: Sequence[int]) -> None:
-        """Grade the finished episodes of a group, and deliver them. Raises OSError when they cannot be written."""
+        """Grade and deliver the finished episodes of a group. Raises OSError if the disk refuses them."""
         every = {index: self.stored.held.get((task_id, index)) for index in indices}
         held = {index: episode for index, episode in every.items() if episode is not None}
         waiting = [index for index, episode in held.items() if episode.lines]
@@ -382,7 +382,7 @@ class CollectionRun:
             self._grading.discard((task_id, indices[0]))
 
     async def _deliver(self, key: EpisodeKey, rollouts: list[Rollout]) -> None:
-        """Put an episode's sequences on disk, together with others that finish meanwhile, and only then count it."""
+        """Store an episode's sequences on disk (with other episodes that finish meanwhile), then count the episode."""
         self._pending.append((key, [rollout.to_json() for rollout in rollouts]))
         async with self._write_lock:
             batch, self._pending = self._pending, []
@@ -426,7 +426,7 @@ class CollectionRun:
         return f"cannot write {path}: {error.strerror or error}; {cure}"
 
     def _settle(self) -> None:
-        """Abort the rest once the outcome is known, and note the end when nothing is being written."""
+        """Abort the other episodes once the outcome is known. Store the end when nothing is being written."""
         if self.collector.outcome is None or self._ending is not None:
             return
         for key, entry in self._running.items():
@@ -474,7 +474,7 @@ class CollectionRun:
             self.on_idle()
 
     async def _grade_rest(self) -> None:
-        """Grade the groups that are not whole, but as large as the collection needs them."""
+        """Grade the groups that are not whole but large enough for the collection."""
         groups = {(item.task_id, tuple(item.indices)) for item in self.request.items()} if self.stored.held else ()
         await asyncio.gather(*(self._grade_group(*group) for group in sorted(groups)))
 

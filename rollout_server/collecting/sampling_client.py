@@ -18,11 +18,11 @@ from rollout_server.collecting.policy_sampler import EpisodeServices, PolicySamp
 
 
 class SamplingClient:
-    """A policy version that the node serves, or, in mode "latest", the newest at each turn.
+    """The agent that samples from a policy version of the node or, in mode "latest", from the newest version.
 
-    ``pinned_model`` is the name of the collection's version on the servers, acquired when the collection was started;
-    None in mode "latest". ``start`` is the point that a branch goes on from, whose ids stay as they were served; with
-    None, the opening messages are encoded.
+    ``pinned_model`` is the servers' name of the collection's version, acquired when the collection was started; None
+    in mode "latest". ``start`` is the point from which a branch continues, with the ids that were served. If ``start``
+    is None, the opening messages are encoded.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SamplingClient:
         self._take(request, [ChatMessage("user", request)], 1)
 
     def _take(self, text: str, new: Sequence[ChatMessage], free: int) -> None:
-        """Go on with ``text``, in the messages ``new``, if ``free`` tokens are left after it."""
+        """Add ``text``, which the messages ``new`` hold, if at least ``free`` tokens are left after it."""
         sequence, tokens, most = self._sequences[-1], self._services.tokens, self._request.limits.max_context
         messages = [*self._messages, *new]
         full = ContextFull(f"the observation fills max_context {most}")

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass
 class Call:
-    """A call and the clients that wait for its ``answer``; ``heard``: it reached one of them whole."""
+    """A call, its ``answer``, and the waiting clients. ``heard`` says that one client got the whole answer."""
 
     answer: asyncio.Task[Answer]
     listeners: list[Callable[[], bool]] = field(default_factory=list)
@@ -32,19 +32,19 @@ class Call:
 
     @property
     def lost(self) -> bool:
-        """True if no client has the answer, and none waits for it."""
+        """True if no client has got the answer or waits for it."""
         return not self.heard and not any(listens() for listens in self.listeners)
 
 
 class Calls:
-    """All calls and steps behind one key.
+    """All calls and steps that use one key.
 
     Args:
-        keep_answers: keep them until the end, as for an episode. Else only the latest that reached nobody are kept.
+        keep_answers: keep all answers until the end, as for an episode. Else keep only the latest that reached nobody.
 
     Attributes:
         requests: the number of requests that are being read.
-        repeated: the number of calls that got the answer of an earlier one.
+        repeated: the number of calls that got the answer of an earlier call.
     """
 
     def __init__(self, keep_answers: bool):
@@ -70,10 +70,10 @@ class Calls:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Callable[[int], None]]:
-        """Count a request from before its body is read until it is a call; yields a function that counts its bytes.
+        """Count a request until its body has been read as a call. Yield a function that counts the body's bytes.
 
         Raises:
-            ApiError: too many are being read already; the function raises it, too.
+            ApiError: too many requests or bytes are being read; the yielded function raises this, too.
         """
         own = 0
 
@@ -95,8 +95,8 @@ class Calls:
             self._bytes -= own
 
     async def beside(self, size: int, work: Callable[[], T]) -> T:
-        """Return ``work()``, which reads ``size`` bytes: beside the event loop if these are many, one at a time for
-        each session, so that requests of other keys wait for one of this key's and not for all."""
+        """Return ``work()``, which reads ``size`` bytes. Large work runs outside the event loop, one at a time for each
+        session: other keys' requests then wait for at most one request of this key."""
         if size <= READ_AT_ONCE:
             return work()
         async with self._large:
@@ -105,18 +105,18 @@ class Calls:
     async def answered(
         self, identity: str, retried: bool, listens: Callable[[], bool], work: Callable[[], Coroutine[Any, Any, Answer]]
     ) -> Answer:
-        """Return the answer of a call, which ``work`` finds unless an earlier call has it.
+        """Return the answer of a call. ``work`` computes the answer, unless an earlier call has it.
 
-        A call whose answer reached nobody gets that answer when it is made again; so does one that says it is a retry.
-        The same request without such a sign is another sample.
+        A repeated call gets the earlier answer if that reached nobody, or if the call is marked as a retry. Any other
+        repeated request gets a new sample.
 
         Args:
             identity: the same for a call and its retries.
-            retried: the client marks it as a retry.
+            retried: the client marks the call as a retry.
             listens: returns whether the client is still connected.
 
         Raises:
-            ApiError: the refusal to send to the client.
+            ApiError: the refusal that is to be sent to the client.
         """
         call = self.made.get(identity)
         if retried and self._refused[identity]:
@@ -143,13 +143,13 @@ class Calls:
             raise
 
     def _forget_lost(self) -> None:
-        """Forget answers that reached nobody, but for the latest, which a retry finds; a key may live for days."""
+        """Forget answers that reached nobody, but keep the latest for retries. A key may live for days."""
         answered = [identity for identity, call in self.made.items() if call.answer.done()]
         for identity in answered[:-MAX_CALLS_AT_ONCE]:
             del self.made[identity]
 
     def heard(self, identity: str) -> None:
-        """Note that the answer reached the client whole."""
+        """Note that the client got the whole answer."""
         if identity in self.made:
             self.made[identity].heard = True
             self.made[identity].listeners.clear()  # each holds its request, and so its body
@@ -160,7 +160,7 @@ class Calls:
         """Start a call or a step in a task of its own, which :meth:`close` ends.
 
         Raises:
-            ApiError: too many are under way already.
+            ApiError: too many calls and steps are under way.
         """
         if len(self._under_way) >= MAX_CALLS_AT_ONCE:
             work.close()
@@ -171,7 +171,7 @@ class Calls:
         return task
 
     async def outcome(self, work: asyncio.Task[T]) -> T:
-        """Return the result of ``work``; a client that disconnects does not end it."""
+        """Return the result of ``work``, which goes on even if the client disconnects."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -42,10 +42,10 @@ EDITS = {
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A prompt: ``token_ids`` is all of it, ``new`` the messages that follow the turn that it goes on from.
+    """A prompt. ``token_ids`` are all its ids, ``new`` its messages after the latest sampled turn.
 
-    ``text`` is the prompt where it is a text without messages. ``edited`` are the turns that the harness sent back
-    changed, each with the kind of the change (:data:`EDITS`).
+    ``text`` is set if the prompt is plain text without messages. ``edited`` holds the turns that the harness changed
+    and sent back, each with the kind of change (:data:`EDITS`).
     """
 
     token_ids: list[int]
@@ -59,7 +59,7 @@ class PromptTokens:
 
 @dataclass(eq=False)
 class _SampledTurn:
-    """A turn after its prompt; ``between`` are the ids of the prompt that follow the turn before."""
+    """A sampled turn and its prompt; ``between`` are the prompt's ids after the previous turn."""
 
     before: _SampledTurn | None
     between: list[int]
@@ -72,7 +72,7 @@ class _SampledTurn:
     """True once another turn was sampled after it."""
 
     def path(self) -> list[_SampledTurn]:
-        """Return the turns from the first of its sequence to this one."""
+        """Return the turns of the sequence, from the first turn to this turn."""
         turns, turn = [], self
         while turn.before is not None:
             turns.append(turn)
@@ -80,7 +80,7 @@ class _SampledTurn:
         return [turn, *turns[::-1]]
 
     def prompt(self) -> list[int]:
-        """Return the ids that it was sampled after."""
+        """Return the ids after which this turn was sampled."""
         *before, _ = self.path()
         return [token for turn in before for token in (*turn.between, *turn.generation.token_ids)] + self.between
 
@@ -94,7 +94,7 @@ class Segment(SpokenRecord):
 
 
 class Conversations:
-    """The tree of one episode. Looking up and adding are separate, so that calls may overlap."""
+    """The tree of the conversations in one episode. Look-up and adding are separate, so calls may overlap."""
 
     def __init__(self, tokens: ChatFormat):
         self._tokens = tokens
@@ -115,16 +115,16 @@ class Conversations:
 
     @property
     def turns(self) -> int:
-        """Turns sampled so far."""
+        """The number of turns sampled so far."""
         return len(self._sampled)
 
     @property
     def edits(self) -> dict[str, int]:
-        """The number of turns that came back changed, by the ways of :data:`EDITS`, without zeros."""
+        """The number of turns that came back changed, by kind of change (:data:`EDITS`), without zeros."""
         return dict(Counter(kind for _, kind in self._edited))
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> PromptTokens:
-        """Return the ids to sample after; nothing is kept until :meth:`add`.
+        """Return the prompt after which to sample. The tree stays unchanged until :meth:`add`.
 
         Raises:
             ValueError: the chat format has no form for these messages.
@@ -161,9 +161,9 @@ class Conversations:
     def _by_call_ids(
         self, place: int, message: ChatMessage, edited: set[tuple[_SampledTurn, str]]
     ) -> tuple[_SampledTurn | None, ChatMessage]:
-        """Return the turn after ``place`` that made a message's calls, by their ids, and the message with its calls.
+        """Return the turn after ``place`` that made the calls with a message's call ids, and the completed message.
 
-        Without such a turn, return None and the message as it is. Adds the changes to ``edited``.
+        If there is no such turn, return None and the unchanged message. Adds the changes found to ``edited``.
         """
         named = (self._callers[name] for name in message.call_ids if name in self._callers)
         at, turn = next(named, (0, None))
@@ -180,14 +180,14 @@ class Conversations:
         return None, message
 
     def _written_on(self, place: int, message: ChatMessage) -> tuple[_SampledTurn | None, str]:
-        """Return the unended turn after ``place`` that a message begins with, and the harness's text after it."""
+        """Return the unended turn after ``place`` that begins a message, and the text that the harness added."""
         for text, turn in reversed(self._unended.get(place, [])):
             if message.content.startswith(text) and not message.calls:
                 return turn, printable(message.content[len(text) :])
         return None, ""
 
     def text_prompt(self, text: str) -> PromptTokens:
-        """Return the ids of a text. It goes on from a turn if it begins with the text of all ids up to that turn's."""
+        """Return the prompt for a plain text. It continues a turn if it begins with all text up to that turn's end."""
         text = printable(text)
         for length, digest in sorted(self._texts, key=lambda key: -key[0]):
             if digest == _digest(text[:length]):
@@ -207,12 +207,12 @@ class Conversations:
         generation: Generation,
         stopped_by: str | None = None,
     ) -> int:
-        """Keep the turn that was sampled after a prompt; returns its place, for :meth:`messages`.
+        """Add the turn that was sampled after a prompt. Return the turn's place, for :meth:`messages`.
 
         Args:
-            spoken: the turn as the harness gets it, by which it is known when it comes back.
+            spoken: the turn as the harness gets it; identifies the turn when the harness sends it back.
             turn: the whole turn.
-            stopped_by: the stop text that ended it, which a harness may put back.
+            stopped_by: the stop text that ended the turn; a harness may append this text again.
         """
         before = prompt.goes_on_from
         served = 0 if before is None else len(before.prompt()) + len(before.generation.token_ids)
@@ -243,7 +243,7 @@ class Conversations:
         return at
 
     def messages(self, place: int) -> list[ChatMessage]:
-        """Return the messages that lead to a place."""
+        """Return the messages from the beginning of a conversation to a place in the tree."""
         messages = []
         while place in self._messages:
             place, message = self._messages[place]
@@ -261,7 +261,7 @@ class Conversations:
     def segments(self) -> list[Segment]:
         """Return the served sequences, in the order in which their last turns were sampled.
 
-        Each sampled turn is a turn of the first sequence that holds it, and context in all others.
+        A sampled turn that several sequences hold is a turn in the first, and context in all others.
         """
         recorded: set[_SampledTurn] = set()
         segments = []
@@ -273,7 +273,7 @@ class Conversations:
 
 
 def _edits(original: ChatMessage, returned: ChatMessage) -> Iterator[str]:
-    """Yield the ways in which a turn with calls came back changed."""
+    """Yield the kinds of changes with which a turn with calls came back (:data:`EDITS`)."""
     if [call.name for call in returned.calls] != [call.name for call in original.calls]:
         yield "names"
     if [_spelled(call.arguments) for call in returned.calls] != [_spelled(call.arguments) for call in original.calls]:

@@ -57,10 +57,10 @@ class _Served:
 
 
 class Endpoint:
-    """The recording endpoint of a node; it closes each key of no episode when its time is over.
+    """The recording endpoint of a node. It closes keys without an episode when their time is over.
 
     Attributes:
-        sessions: the sessions that are open, by their keys.
+        sessions: the open sessions by their keys.
     """
 
     def __init__(self, services: EpisodeServices, max_context: int) -> None:
@@ -71,15 +71,15 @@ class Endpoint:
         self._closing: set[asyncio.Task[bool]] = set()
 
     def attempt(self, key: EpisodeKey, draw: int, request: CollectionRequest, model: str | None) -> HarnessEpisode:
-        """Return an attempt of a program at an episode; ``model`` is the policy's name, None for the newest."""
+        """Return a program's attempt at an episode. ``model`` is the policy's name; None means the newest policy."""
         return HarnessEpisode(key, draw, request, model, self._services, self.sessions)
 
     def open_key(self, request: ServeRequest) -> str:
-        """Return a new key of no episode.
+        """Return a new key that belongs to no episode.
 
         Raises:
             UnknownPolicy: the version is not served.
-            ConfigError: ``max_context`` is above the servers' own.
+            ConfigError: ``max_context`` is above the servers' limit.
         """
         longest = request.max_context or self._max_context
         require(longest <= self._max_context, f"max_context {longest} is above the servers' {self._max_context}")
@@ -106,7 +106,7 @@ class Endpoint:
         task.add_done_callback(self._closing.discard)
 
     async def close_key(self, key: str) -> bool:
-        """End a key of no episode; returns False for one that is not, or no longer, of this kind."""
+        """End a key that belongs to no episode. Return False if no such key is open."""
         served = self._served.pop(key, None)
         if served is None:
             return False
@@ -118,6 +118,6 @@ class Endpoint:
         return True
 
     async def close_all(self) -> None:
-        """End all keys of no episode."""
+        """End all keys that belong to no episode."""
         for key in list(self._served):
             await self.close_key(key)

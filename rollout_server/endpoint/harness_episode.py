@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class HarnessEpisode(Attempt):
-    """An attempt of a program. It ends when the program ends, or finishes it, or when its agent timeout is used up.
+    """A program's attempt at an episode. The attempt ends when the program ends, finishes it or is out of time.
 
     Raises (:meth:`run`):
-        EpisodeFailed: also for a program that ended before its first turn: there is nothing to judge the policy by.
+        EpisodeFailed: also if the program ended before its first turn, since the policy cannot be judged then.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class HarnessEpisode(Attempt):
 
     @staticmethod
     async def _while_it_may_run(session: Session, running: asyncio.Task[Ended | None], grades_itself: bool) -> None:
-        """Wait until it has ended, the attempt has failed, or it goes on for too long after its last turn."""
+        """Wait until the program ends, the attempt fails, or the program runs too long after its last turn."""
         out_of_turns = asyncio.create_task(session.out_of_turns())
         try:
             waits: list[asyncio.Future[Any]] = [running, session.failure, out_of_turns]
@@ -131,7 +131,7 @@ class HarnessEpisode(Attempt):
             out_of_turns.cancel()
 
     def _why(self, session: Session) -> str:
-        """Return the refusals, exit status and output of a program that never had a turn."""
+        """Return the refusals, exit status and output of a program that never got a turn."""
         refused = [f"it was refused: {of['status']} {of['said']}" for of in session.notes()["refusals"]]
         status = [f"exit status {self._notes['exit_status']}"] if "exit_status" in self._notes else []
         printed = [f"it printed {self._notes['output'][-SHOWN_OUTPUT:]!r}"] if self._notes.get("output") else []

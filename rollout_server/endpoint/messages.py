@@ -22,14 +22,14 @@ KIND_CHARACTERS, NAME_CHARACTERS = 40, 100
 
 
 class BadMessages(ValueError):
-    """Messages that no policy can be asked with; one line."""
+    """A request has messages that no policy can answer; one line."""
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
     """Read the messages of a chat request that offers ``tools``.
 
     Raises:
-        BadMessages: no message, an unknown role, content that is not a text, or tools that are not JSON.
+        BadMessages: there is no message, a role is unknown, content is not text, or tools are not JSON.
     """
     if not messages:
         raise BadMessages("messages must hold at least one message")
@@ -38,7 +38,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise BadMessages for tools that are nested too deeply to be written as JSON."""
+    """Raise BadMessages if tools are nested too deeply for JSON."""
     if _nests_deeply(tools):
         raise BadMessages(f"tools must not be nested more than {MAX_NESTING} times")
 
@@ -65,10 +65,10 @@ def read_text(content: object, where: str) -> str:
 
 
 def read_heard(content: object, where: str, loadable: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> str:
-    """Return the text of a user or a tool; a line takes the place of each part that the policy cannot read.
+    """Return the text of a user or a tool. A line of text replaces each part that the policy cannot read.
 
     Args:
-        loadable: tools by name that are offered once a part refers to them.
+        loadable: tools by name; a tool is offered once a part refers to the tool.
 
     Raises:
         BadMessages: ``content`` is neither text, null nor a list of parts.
@@ -112,9 +112,9 @@ def _is_thought(part: object) -> bool:
 
 
 def _render(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[str, Any]], nested: bool) -> str | None:
-    """Return the policy's text for a part that is not a text; None for a text, and for a value that is not a part.
+    """Return the text that the policy gets for a part; None if ``part`` is a text or no part.
 
-    A document in a document (``nested``) is left out: they would nest without end.
+    A document within a document (``nested``) is left out, which bounds the depth.
     """
     match part:
         case {"type": "text" | "input_text" | "output_text" | "refusal"}:
@@ -135,14 +135,14 @@ def _render(part: Mapping[str, Any], where: str, loadable: Mapping[str, Mapping[
 
 
 def _name(part: Mapping[str, Any]) -> str:
-    """Return the name of a file, or its kind, if the part has it."""
+    """Return the name or else the kind of a part's file, if the part has either."""
     inner = [part, *(value for value in part.values() if isinstance(value, Mapping))]
     names = (of[key] for key in ("filename", "title", "media_type") for of in inner if isinstance(of.get(key), str))
     return sanitize(" ".join(next(names, "").split()), NAME_CHARACTERS)
 
 
 def loaded_tool(name: str, tool: Mapping[str, Any] | None) -> str:
-    """Return the policy's text for a tool that it can call from there on, in mid-conversation."""
+    """Return the text that tells the policy, in mid-conversation, of a tool that it can call from now on."""
     schema = "" if tool is None else "\n" + json.dumps(tool, ensure_ascii=False)
     return f"The tool {name} can be called from here on.{schema}"
 
@@ -155,12 +155,12 @@ def _call(call: object, where: str) -> ToolCall:
 
 
 def call_id(value: object) -> str:
-    """Return the id that a call comes back with, "" for none."""
+    """Return the id that the client gave a call, or ""."""
     return value if isinstance(value, str) else ""
 
 
 def read_call(name: str, arguments: object, where: str) -> ToolCall:
-    """Read a call; ``arguments`` are an object, the text of one, or nothing for none. Raises BadMessages."""
+    """Read a call. ``arguments`` are an object, its JSON text, or empty. Raises BadMessages."""
     try:
         parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError):

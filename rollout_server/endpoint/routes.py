@@ -44,7 +44,7 @@ Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
-    """Add the endpoint's routes; returns the paths of the routes that check keys of episodes by themselves."""
+    """Add the endpoint's routes. Return the paths of those routes that check episode keys themselves."""
     app[ENDPOINT] = endpoint
     app.add_routes([web.post("/v1/keys", open_key), web.delete("/v1/keys/{key}", close_key)])
     paths = set()
@@ -65,7 +65,7 @@ def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
 
 
 def _with_session(handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Return a handler that finds the session of the request's key, and refuses in the shape of the dialect."""
+    """Return a handler that finds the session of the request's key. Refusals have the dialect's shape."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -102,7 +102,7 @@ def _session(request: web.Request, in_path: str | None) -> Session:
 
 
 def not_served(request: web.Request) -> web.Response:
-    """Return the refusal of a path that does not exist, in the shape of the dialect of the request."""
+    """Return the refusal for an unknown path, in the shape of the request's dialect."""
     known = request.match_info.http_exception
     status = 404 if known is None else known.status
     served = ", ".join([*(one.path for one in routes()), "/v1/models"])
@@ -115,7 +115,7 @@ def not_served(request: web.Request) -> web.Response:
 
 
 def _key_in_path(request: web.Request) -> tuple[str | None, str]:
-    """Return the key that the path of a request begins with, None for none, and the path without it."""
+    """Return the key that begins a request's path (or None), and the path without this key."""
     match = _WITH_KEY.fullmatch(request.path)
     return (match[1], match[2]) if match else (None, request.path)
 
@@ -128,7 +128,7 @@ def _refusal(request: web.Request, error: ApiError) -> web.Response:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """Return the entry of a model, with the keys of both OpenAI and Anthropic."""
+    """Return the entry of a model in a list of models, with the fields of both OpenAI and Anthropic."""
     openais = {"id": name, "object": "model", "created": 0, "owned_by": "rollout-server"}
     return {**openais, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
@@ -139,12 +139,12 @@ async def models(request: web.Request, session: Session) -> web.Response:
 
 
 async def model(request: web.Request, session: Session) -> web.Response:
-    """Answer with the entry of the model: any name is the policy's."""
+    """Answer with the entry of the named model. Every name stands for the policy."""
     return web.json_response(_listed(request.match_info["model"]))
 
 
 async def complete(route: Route, request: web.Request, session: Session) -> web.StreamResponse:
-    """Answer a call, in the dialect of a route."""
+    """Answer a call in the dialect of the route."""
     dialect = route.dialect
     asked, body = await _asked(dialect, request, session)
     same = request.headers.get("Idempotency-Key", "").encode(errors="surrogateescape") or body
@@ -176,7 +176,7 @@ async def complete(route: Route, request: web.Request, session: Session) -> web.
 async def _kept_alive(
     request: web.Request, dialect: Dialect, answering: asyncio.Task[Answer]
 ) -> web.StreamResponse | None:
-    """Send signs of life while the answer is on its way; returns their stream, None if none was needed."""
+    """Send signs of life until the answer is ready. Return the stream used, or None if no sign was needed."""
     stream: web.StreamResponse | None = None
     try:
         while not (await asyncio.wait([answering], timeout=ALIVE_S))[0]:
@@ -192,8 +192,8 @@ async def _kept_alive(
 async def _is_sent(
     request: web.Request, response: web.StreamResponse, events: Iterable[bytes], ends: bool = True
 ) -> bool:
-    """Send events, and the response's end; returns False if the client has gone or takes nothing: its answer then waits
-    for a retry."""
+    """Send events, and the response's end if ``ends``. Return False if the client has gone or takes no data; a retry
+    can get the answer then."""
     try:
         async with asyncio.timeout(WRITE_DEADLINE_S):
             if not response.prepared:
@@ -210,13 +210,13 @@ async def _is_sent(
 
 
 async def count_tokens(route: Route, request: web.Request, session: Session) -> web.Response:
-    """Answer with the number of tokens that a call would have; nothing is sampled."""
+    """Answer with the number of tokens in the prompt of a call, without sampling."""
     asked, _ = await _asked(route.dialect, request, session)
     return web.json_response(route.dialect.counted(await session.count(asked)))
 
 
 async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tuple[Asked, bytes]:
-    """Read the call of a request; returns it and the body."""
+    """Read a request, and return its call and its body."""
     with session.calls.reading() as arrived:
         body = await read_body(request, arrived)
         asked = await session.calls.beside(len(body), lambda: dialect.read(body, session.recall))
@@ -225,20 +225,20 @@ async def _asked(dialect: Dialect, request: web.Request, session: Session) -> tu
 
 
 async def open_key(request: web.Request) -> web.Response:
-    """Open a key of no episode; the body is a :class:`~rollout_server.endpoint.endpoint.ServeRequest`."""
+    """Open a key that belongs to no episode; the body is a :class:`~rollout_server.endpoint.endpoint.ServeRequest`."""
     endpoint, asked = request.app[ENDPOINT], from_mapping(ServeRequest, read_json(await read_body(request)))
     return web.json_response({"base_url": endpoint.sessions.base_url, "api_key": endpoint.open_key(asked)})
 
 
 async def close_key(request: web.Request) -> web.Response:
-    """Close a key of no episode."""
+    """Close a key that belongs to no episode."""
     if not await request.app[ENDPOINT].close_key(request.match_info["key"]):
         return refusal(404, "no such key")
     return web.json_response({})
 
 
 async def episode(request: web.Request, session: Session) -> web.Response:
-    """Answer with the task, and the messages with which the episode's world opens, where there is one."""
+    """Answer with the task and, if the episode has a world, the messages that open it."""
     world = session.world
     opening = [asdict(message) for message in world.opening]
     return web.json_response({"task_id": world.task_id, "messages": opening})
@@ -254,9 +254,9 @@ async def step(request: web.Request, session: Session) -> web.Response:
 
 
 async def finish(request: web.Request, session: Session) -> web.Response:
-    """Finish the episode: ``{}``, or with a ``reward`` in [0, 1] where the node takes the harness's word.
+    """Finish the episode. The body is ``{}`` or, if the node trusts the harness's grade, has a ``reward`` in [0, 1].
 
-    ``rewards`` and ``metrics``, numbers by name, are recorded and change nothing.
+    ``rewards`` and ``metrics`` map names to numbers, which are only recorded.
     """
     body = await _object(request, session)
     reward = body.get("reward")
@@ -269,7 +269,7 @@ async def finish(request: web.Request, session: Session) -> web.Response:
 
 
 def _figures(what: str, figures: object) -> dict[str, float]:
-    """Check numbers by name, and return them as the record holds them."""
+    """Check a mapping of names to numbers, and return the mapping in the record's form."""
     named: dict[str, Any] = figures if isinstance(figures, dict) and len(figures) <= MAX_FIGURES else {"": None}
     if not all(0 < len(name) <= 64 and name.isprintable() and _is_number(value) for name, value in named.items()):
         raise ApiError(400, "invalid_request", f"{what} must be at most {MAX_FIGURES} finite numbers by short names")

@@ -52,8 +52,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ServedWorld:
-    """The part of an episode's world that an agent elsewhere may use: its ``opening``, ``act``, the environment's step
-    as the node guards it, and the ``harness`` that ends it."""
+    """The part of an episode's world that an outside agent may use. ``opening`` is the first messages, ``act`` the
+    environment's step with the node's guards, and ``harness`` ends the episode."""
 
     task_id: str
     opening: list[Message]
@@ -62,18 +62,18 @@ class ServedWorld:
 
 
 class Session:
-    """The state behind one key.
+    """The state that belongs to one key.
 
     Args:
         seed: the episode's seed; call n is sampled with the seed of turn n, as in the node's own loop.
-        agent_timeout: the clock of the episode's agent; paused while a call is answered, running while a step does.
-        record: keep the served tokens. Without it every call is encoded anew, and nothing is left of it.
+        agent_timeout: the time limit of the episode's agent; the clock stops during calls and runs during steps.
+        record: keep the served tokens. If False, every call is encoded anew and nothing of it is kept.
 
     Attributes:
-        calls: the calls that are under way, and the answers that a retry may ask for.
-        refused: why the last call was refused, in the words of :data:`loop_formats.rollout.END_REASONS`; None if it
-            was not.
-        failure: done once the attempt cannot go on.
+        calls: the calls under way, and the answers that retries may ask for.
+        refused: why the last call was refused, one of :data:`loop_formats.rollout.END_REASONS`; None if it was not
+            refused.
+        failure: a future that is done once the attempt cannot go on.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Session:
         side_calls: Sequence[SideCalls] = (),
         base: PolicySampler | None = None,
     ):
-        """Open a session; ``side_calls`` are answered, by ``base`` where a rule says so, and not recorded."""
+        """Open a session. Calls that match ``side_calls`` are answered (some rules: by ``base``) but not recorded."""
         self.episode_id = episode_id
         self.calls = Calls(keep_answers=record)
         self.refused: str | None = None
@@ -124,17 +124,17 @@ class Session:
 
     @property
     def world(self) -> ServedWorld:
-        """The episode's world; raises ApiError where the session belongs to no episode."""
+        """The episode's world. Raises ApiError if the session has no world."""
         if self._world is None:
             raise ApiError(404, "no_episode", "this key belongs to no episode")
         return self._world
 
     def serve_world(self, world: ServedWorld) -> None:
-        """Let the agent act in a world, too."""
+        """Let the agent also act in a world."""
         self._world = world
 
     async def step(self, action: str) -> StepResult:
-        """Act in the episode's world, one step at a time; a step that ends the episode ends the session's calls.
+        """Act in the episode's world, one step at a time. A step that ends the episode also ends the session's calls.
 
         Raises:
             ApiError: the session has no world, the episode is over, or the world is lost.
@@ -168,7 +168,7 @@ class Session:
             return result
 
     def finish(self, reward: float | None, figures: Figures) -> None:
-        """Finish the episode for its agent; ``figures`` are recorded. Raises ApiError for a session of no episode."""
+        """Finish the episode for its agent, and record ``figures``. Raises ApiError if the session has no episode."""
         self.world.harness.finish(reward, figures)
         self._done = True
 
@@ -177,34 +177,34 @@ class Session:
             raise episode_over("the episode has ended")
 
     async def out_of_turns(self) -> None:
-        """Return once a turn was refused because the episode has had them all, and no call is under way."""
+        """Return once a turn was refused because all turns are used up, and no call is under way."""
         await self._out_of_turns.wait()
         await self.calls.all_ended()
 
     def segments(self) -> list[Segment]:
-        """Return the served sequences; an observation that no call has followed ends the last one's messages."""
+        """Return the served sequences. An observation after the last call ends the messages of the last sequence."""
         segments = self._conversations.segments()
         if segments and self._unread is not None:
             segments[-1].messages.append({"role": "user", "content": self._unread})
         return segments
 
     def notes(self) -> dict[str, Any]:
-        """Return notes for the record: settings that were asked for and not applied, the last value of each, counts of
-        calls, and the messages of refusals."""
+        """Return notes for the record: the last value of each setting that a client asked for in vain, counts of calls,
+        and the messages of refusals."""
         edited = {f"edited.{kind}": turns for kind, turns in self._conversations.edits.items()}
         refusals = [{"status": of[0], "said": of[1], "times": times} for of, times in self._refusals.items()]
         calls = {**(self._counts + Counter(repeated=self.calls.repeated)), **edited}
         return {"calls": calls, "not_applied": self._not_applied, "refusals": refusals}
 
     def note_refusal(self, error: ApiError) -> None:
-        """Keep for the record that a request was refused, with the message."""
+        """Keep the message of a refused request for the record."""
         self._counts[f"refused.{error.status}"] += 1
         refusal = error.status, str(error)[:REFUSAL_CHARACTERS]
         if refusal in self._refusals or len(self._refusals) < MOST_REFUSALS:
             self._refusals[refusal] += 1
 
     async def complete(self, asked: Asked, identity: str, retried: bool, listens: Callable[[], bool]) -> Answer:
-        """Answer a call, or give it the answer that it has already (:meth:`.calls.Calls.answered`).
+        """Return the answer to a call, or the earlier answer to the same call (:meth:`.calls.Calls.answered`).
 
         Raises:
             ApiError: the refusal to send to the client.
@@ -212,13 +212,13 @@ class Session:
         return await self.calls.answered(identity, retried, listens, lambda: self._answer(asked))
 
     async def steps_ended(self) -> None:
-        """Return once the step that is under way has ended, or the agent's time is used up; later steps are refused."""
+        """Refuse later steps, and return once the present step has ended or the agent's time is used up."""
         self._done = True
         async with self._stepping:
             pass
 
     async def close(self) -> None:
-        """End the calls and steps that are under way. Later ones are refused."""
+        """End the calls and steps that are under way, and refuse later ones."""
         self._done = True
         await self.calls.close()
 
@@ -261,7 +261,7 @@ class Session:
         return answer
 
     def _side_rule(self, asked: Asked) -> SideCalls | None:
-        """Return the rule by which a call is not a part of the task; None for one that is."""
+        """Return the rule that makes a call a side call, which is not part of the task; None for a call of the task."""
         if not self._side_calls or asked.text is not None:
             return None
         system = "\n".join(message.content for message in asked.messages if message.role == "system")
@@ -269,7 +269,7 @@ class Session:
         return next((rule for rule in self._side_calls if rule.hold(asked.model, system, tools)), None)
 
     async def _answer_aside(self, asked: Asked, rule: SideCalls, prompt: PromptTokens) -> Answer:
-        """Answer a call that is not a turn, and not trained on: its failure does not end the attempt."""
+        """Answer a side call: it is no turn and not trained on, and its failure does not end the attempt."""
         numbers = range(self._side_begun, self._side_begun + asked.choices)
         if numbers.stop > SIDE_CALLS_PER_TURN * self._limits.max_turns:
             raise ApiError(400, "too_many_side_calls", f"the episode has had {self._side_begun} calls aside")
@@ -294,7 +294,7 @@ class Session:
         seeds: Sequence[int],
         sampling: Sampling | None,
     ) -> list[tuple[int, Generation]]:
-        """Sample all choices; returns the version that sampled each, and its tokens."""
+        """Sample all choices. Return the policy version and the tokens of each choice."""
         limit, stops = asked.token_limit, asked.stops
         with self._agent_timeout.paused():
             return await _together(
@@ -309,7 +309,7 @@ class Session:
         drawn: Sequence[tuple[int, Generation]],
         keep: bool,
     ) -> Answer:
-        """Return the answer that holds the sampled choices; ``keep``: record them."""
+        """Return the answer with the sampled choices, and record the choices if ``keep``."""
         choices = [
             self._choice(asked, prompt, turn_id, version, generation, keep)
             for turn_id, (version, generation) in zip(turn_ids, drawn, strict=True)
@@ -325,7 +325,7 @@ class Session:
     def _choice(
         self, asked: Asked, prompt: PromptTokens, turn_id: str, version: int, generation: Generation, keep: bool
     ) -> tuple[Choice, int]:
-        """Read a generation as a turn, and keep it; returns the client's choice, and the number of its tokens."""
+        """Read a generation as a turn; record it if ``keep``. Return the client's choice and its token count."""
         generation, stopped_by = cut_at_stop(self._tokens, generation, asked.stops)
         with_tools = bool(asked.tools) and not asked.compacts  # a summary is the whole text
         if asked.text is None:
@@ -355,7 +355,7 @@ class Session:
         )
 
     def recall(self, turn_id: str) -> Recalled | None:
-        """Return the turn of this id; None where there was none, or its prompt was a text."""
+        """Return the turn with this id; None if there is no such turn, or its prompt was plain text."""
         place, instructions, tools = self._answered.get(turn_id, (0, None, ()))
         messages = self._conversations.messages(place)
         if not messages:
@@ -364,14 +364,14 @@ class Session:
         return Recalled(instructions, tuple(before), tools, spoken)
 
     def _named_seed(self, asked: Asked, number: int, *origin: str) -> int:
-        """Return the seed of a choice that nobody records: the one that the call names, if it does."""
+        """Return the seed of a choice that is not recorded: the call's own seed, if the call has one."""
         seed = asked.settings.get("seed")
         if type(seed) is not int or abs(seed) >= 2**63:
             return derive_seed(self._seed, number, *origin)
         return seed if asked.choices == 1 else derive_seed(seed, number)
 
     def _named_sampling(self, asked: Asked) -> Sampling:
-        """Return the sampling that the call names; other settings are those of the key."""
+        """Return the sampling settings of the call, completed with the settings of the key."""
         named = {name: asked.settings[name] for name in ("temperature", "top_p", "top_k") if name in asked.settings}
         try:
             return from_mapping(Sampling, {**asdict(self._sampler.sampling), **named})
@@ -388,7 +388,7 @@ class Session:
             raise ApiError(400, "invalid_request", f"n: {turns} choices are {turns} turns; the episode has {left} left")
 
     async def count(self, asked: Asked) -> int:
-        """Return the number of tokens of a call's prompt. Raises ApiError for one that does not fit."""
+        """Return the number of tokens of a call's prompt. Raises ApiError if the prompt does not fit."""
         return len((await self.calls.outcome(self.calls.begin(self._prompt(asked)))).token_ids)
 
     async def _prompt(self, asked: Asked) -> PromptTokens:
@@ -429,7 +429,7 @@ class Session:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of all; the first failure ends the others."""
+    """Return the results of all awaitables. The first failure cancels the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

@@ -11,7 +11,7 @@ KEY_PREFIX = "sk-"
 
 
 class Sessions:
-    """The sessions that are open, by the digests of their keys: the time of a look-up betrays nothing of keys."""
+    """The open sessions by the digests of their keys. With digests, the time of a look-up reveals nothing of a key."""
 
     def __init__(self) -> None:
         self.base_url = ""
@@ -31,7 +31,7 @@ class Sessions:
         return self._sessions.get(_digest(key))
 
     async def close(self, key: str) -> None:
-        """Forget the key, and end its calls and steps that are under way."""
+        """Forget the key, and end the calls and steps under way that use the key."""
         session = self._sessions.pop(_digest(key), None)
         if session is not None:
             await session.close()

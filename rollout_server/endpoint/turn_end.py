@@ -19,8 +19,8 @@ CUT = "cut"
 
 
 def cut_at_stop(tokens: ChatFormat, generation: Generation, stops: Sequence[str]) -> tuple[Generation, str | None]:
-    """Return the generation up to the token that completes the first stop text, and that text; as it is, and None,
-    where it holds none of ``stops``."""
+    """Return the generation up to the token that completes the first stop text, and this text. Without a stop text,
+    return the whole generation and None."""
     token_ids = tokens.without_stop(generation.token_ids)
     text = tokens.decode(token_ids) if stops else ""
     if not any(stop in text for stop in stops):
@@ -42,7 +42,7 @@ def before_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def finish_reason(spoken: ChatMessage, generation: Generation) -> Literal["stop", "length", "tool_calls"]:
-    """Return the finish reason for the client, by OpenAI's names."""
+    """Return OpenAI's name of the finish reason."""
     if spoken.calls:
         return "tool_calls"
     return "length" if generation.finish_reason == "length" else "stop"

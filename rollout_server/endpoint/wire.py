@@ -23,15 +23,15 @@ SETTING_CHARACTERS = 200
 
 
 class ApiError(Exception):
-    """A refusal, which each dialect writes in its own shape. Clients try 408, 409, 429 and 5xx again, and nothing
-    else."""
+    """A refusal, which each dialect writes in its own shape. Clients retry only the statuses 408, 409, 429 and
+    5xx."""
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None):
         super().__init__(message)
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
 
     def __str__(self) -> str:
-        """Return the message in one line, cut: it may hold words of the request."""
+        """Return the message as one line of limited length, since it may quote the request."""
         return sanitize(" ".join(super().__str__()[: 2 * MESSAGE_CHARACTERS].split()), MESSAGE_CHARACTERS)
 
 
@@ -41,13 +41,13 @@ def episode_over(why: str) -> ApiError:
 
 @dataclass(frozen=True)
 class Asked:
-    """A call.
+    """A client's call of the policy, in the same form for all dialects.
 
-    ``instructions`` is a system message before the conversation, for this call only. ``text`` is a prompt of plain text
-    in place of all messages. ``called_as`` maps a tool's offered name to the fields that differ when the
-    client gets a call of it. ``compacts``: the answer is a summary that takes the place of the history. ``settings``
-    are the settings of sampling that the call names, by OpenAI's names. ``stream_usage``: a stream ends with the counts
-    of tokens. ``size`` are the bytes of the request that it was read from.
+    ``instructions`` is a system message before the conversation, for this call only. ``text`` is a plain-text prompt
+    that replaces all messages. ``called_as`` maps a tool's offered name to the fields that differ in the calls that
+    the client gets. ``compacts`` asks for a summary that replaces the history. ``settings`` are the call's sampling
+    settings by OpenAI's names. ``stream_usage`` asks for token counts at the end of a stream. ``size`` is the size of
+    the request in bytes.
     """
 
     conversation: tuple[ChatMessage, ...] = ()
@@ -73,13 +73,13 @@ class Asked:
         return *first, *self.conversation
 
     def not_applied(self) -> dict[str, bool | int | float | str]:
-        """Return the settings as they are recorded: a recorded policy is sampled by its own."""
+        """Return the settings for the record. They are not applied: a recorded policy has its own settings."""
         return {name: _recorded(value) for name, value in self.settings.items()}
 
 
 @dataclass(frozen=True)
 class Recalled:
-    """An earlier answer: ``spoken`` after ``conversation``, with the instructions and tools of its call."""
+    """An earlier answer: the message ``spoken`` after ``conversation``, and the instructions and tools of the call."""
 
     instructions: str | None
     conversation: tuple[ChatMessage, ...]
@@ -91,9 +91,9 @@ class Recalled:
 class Choice:
     """A turn that answers a call.
 
-    ``turn_id`` is unique, also among episodes. ``spoken`` is the message for the harness, ``stopped_by`` the stop text
-    that ended it. ``tokens`` are (text, log-prob) of the sampled tokens, without the end of the turn, where the call
-    asked for them.
+    ``turn_id`` is unique across episodes. ``spoken`` is the message for the harness, ``stopped_by`` the stop text that
+    ended the turn. ``tokens`` are (text, log-prob) of the sampled tokens if the call asked for them, without the end
+    of the turn.
     """
 
     turn_id: str
@@ -106,7 +106,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answered call. ``created`` is in seconds since 1970: a retry gets the same."""
+    """The answer to a call. ``created`` is in seconds since 1970; a retry gets the same value."""
 
     model: str
     choices: tuple[Choice, ...]
@@ -117,12 +117,12 @@ class Answer:
 
     @property
     def id(self) -> str:
-        """The id of its first turn."""
+        """The id of the answer's first turn."""
         return self.choices[0].turn_id
 
 
 def _recorded(value: Any) -> bool | int | float | str:
-    """Return a plain value as it is; else, also for NaN, which JSON lacks, the beginning of its repr."""
+    """Return a plain value unchanged; of others, and of NaN (which JSON lacks), the beginning of the repr."""
     match value:
         case bool():
             return value

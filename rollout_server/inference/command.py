@@ -38,22 +38,22 @@ RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class ServerStartError(RuntimeError):
-    """A vLLM server that did not come up, or cannot be started as configured."""
+    """A vLLM server did not come up, or cannot be started as configured."""
 
 
 @dataclass(frozen=True)
 class Vllm:
-    """The installed vLLM."""
+    """The facts of the installed vLLM."""
 
     version: str
     cpu: bool
 
 
 def installed_vllm() -> Vllm:
-    """Return the vLLM of this interpreter, read from its metadata without importing it.
+    """Return the vLLM of this interpreter. Reads the package's metadata, and does not import vLLM.
 
     Raises:
-        ServerStartError: vLLM is not installed, or is of another release than :data:`VLLM_RELEASE`.
+        ServerStartError: vLLM is not installed, or has another release than :data:`VLLM_RELEASE`.
     """
     versions = {}
     for name in BUILDS:
@@ -75,10 +75,10 @@ def check_release(version: str, what: str) -> None:
 
 
 def check_divided(base: BaseModel, gpus: int) -> None:
-    """Check that vLLM can divide the model over so many GPUs.
+    """Check that vLLM can divide the model over this number of GPUs.
 
     Raises:
-        ServerStartError: its heads cannot be divided, or its weights in groups of one scale; one line.
+        ServerStartError: the heads, or the groups of weights that share a scale, cannot be divided; one line.
     """
     whole = None if base.four_bits is None else base.four_bits.undivided(base.weights, gpus)
     if whole or not base.divides(gpus):
@@ -89,13 +89,13 @@ def check_divided(base: BaseModel, gpus: int) -> None:
 
 
 def server_command(model: ModelConfig, servers: ServersConfig, port: int, *, cpu: bool) -> list[str]:
-    """Return the command line of a server.
+    """Return the command line that starts a server.
 
-    ``--generation-config vllm`` keeps a model's own generation_config.json from changing top-p and top-k (its ids that
-    end a turn are in force all the same, unless a request sets ``ignore_eos``);
-    ``processed_logprobs`` makes the log-probs those of the distribution that was sampled from, temperature included.
-    A model in half precision gets a head that computes in fp32, as the learner's does: in bf16, logits of 16 to 32 are
-    0.125 apart.
+    ``--generation-config vllm`` keeps the model's generation_config.json from changing top-p and top-k. The file's ids
+    that end a turn still apply, unless a request sets ``ignore_eos``. ``processed_logprobs`` gives log-probs of the
+    distribution that was sampled from, temperature included.
+    A model in half precision gets a head that computes in fp32, like the learner's: in bf16, neighbouring logits
+    between 16 and 32 differ by 0.125.
     """
     options: dict[str, object] = {
         "--served-model-name": BASE_MODEL_NAME,
@@ -163,7 +163,7 @@ def check_serves(folder: str, base: BaseModel) -> None:
     """Check that this machine has the library and the CPU that vLLM 0.32 needs for this model.
 
     Raises:
-        ServerStartError: a library is missing, or this machine's CPU cannot compute with its weights; one line.
+        ServerStartError: a library is missing, or this machine's CPU cannot compute with the model's weights; one line.
     """
     if base.mxfp4 and installed_vllm().cpu and "amx_tile" not in CPU_FLAGS.read_text(encoding="utf-8"):
         raise ServerStartError(
@@ -179,7 +179,7 @@ def check_serves(folder: str, base: BaseModel) -> None:
 
 
 def _reads_pictures(folder: str) -> bool:
-    """Return whether the decoder is one of several models: vLLM imports the processing of pictures, served or not."""
+    """Return whether the model has parts beside the decoder: vLLM imports image processing for any such model."""
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     return text_config(config) is not config
 
@@ -188,7 +188,7 @@ def _general_flags(folder: str, base: BaseModel, cpu: bool) -> list[str]:
     """Return the flags that vLLM 0.32 needs for a model that no family here describes.
 
     Raises:
-        ServerStartError: vLLM cannot serve it here.
+        ServerStartError: vLLM cannot serve the model here.
     """
     # A model that reads pictures or sound gets no memory for them: no conversation here holds any.
     flags = ["--language-model-only"] if _reads_pictures(folder) else []
@@ -206,13 +206,13 @@ def _general_flags(folder: str, base: BaseModel, cpu: bool) -> list[str]:
 
 
 def server_environment(servers: ServersConfig, index: int, api_key: str, root: Path, *, cpu: bool) -> dict[str, str]:
-    """Return the environment variables of server ``index``: the node's, vLLM's settings, and the configuration's.
+    """Return the environment variables of server ``index``: the node's, settings for vLLM, and configured ones.
 
     Args:
         root: the node's folder.
 
     Raises:
-        ServerStartError: this process may not use the server's GPU, or code that the server compiles could not run.
+        ServerStartError: this process may not use the server's GPU, or no folder allows compiled code to run.
     """
     environment = {
         # A service called "vllm" puts VLLM_PORT=tcp://... into every program of a Kubernetes namespace: settings of
@@ -255,13 +255,13 @@ def server_environment(servers: ServersConfig, index: int, api_key: str, root: P
 
 
 def compile_cache(servers: ServersConfig, root: Path) -> str | None:
-    """Return the folder for code that torch compiles in a server, to which only we may write: the code runs.
+    """Return the folder for code that torch compiles in a server. Only we may write there, since servers run the code.
 
-    It lies in the temporary folder, or below ``root`` where that lets no code run; None where somebody else could write
-    to it.
+    The folder lies in the temporary folder or, if no code can run there, below ``root``. Return None if somebody else
+    could write to it.
 
     Raises:
-        ServerStartError: neither folder lets code run, or the one of TORCHINDUCTOR_CACHE_DIR does not.
+        ServerStartError: code can run in neither folder, or not in TORCHINDUCTOR_CACHE_DIR.
     """
     key = "TORCHINDUCTOR_CACHE_DIR"
     if named := servers.env.get(key) or os.environ.get(key):
@@ -286,7 +286,7 @@ def compile_cache(servers: ServersConfig, root: Path) -> str | None:
 
 
 def _runs_code(folder: Path) -> bool:
-    """Return whether compiled code can be loaded from ``folder``, or from where it would be made; tries it."""
+    """Return whether compiled code can be loaded from ``folder`` (or its future place), by trying."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -298,7 +298,7 @@ def _runs_code(folder: Path) -> bool:
 
 
 def _visible(gpus: list[int], inherited: str | None) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for some of the GPUs that ours shows: a trainer beside us counts the same way."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for ``gpus``, which count within our own value, as a trainer beside us does."""
     if not inherited:
         return ",".join(map(str, gpus))
     names = inherited.split(",")

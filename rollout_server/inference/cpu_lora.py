@@ -19,13 +19,13 @@ from vllm.platforms.cpu import CpuPlatform
 
 
 class GroupedLora(PunicaWrapperCPU):
-    """vLLM's LoRA arithmetic with the tokens of an adapter taken together. Tokens of the base model stay unchanged."""
+    """vLLM's LoRA arithmetic, done for all tokens of an adapter at once. Tokens of the base model stay unchanged."""
 
     _tokens_of: dict[int, Tensor | slice]
     """Slot of an adapter -> the tokens of the batch that are for it."""
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-        """Find the tokens of each adapter, before each step."""
+        """Find the tokens of each adapter; vLLM calls this before each step."""
         super().update_metadata(*args, **kwargs)
         slots = self.token_lora_indices
         there = [int(slot) for slot in torch.unique(slots)]
@@ -42,7 +42,7 @@ class GroupedLora(PunicaWrapperCPU):
         output_slices: tuple[int, ...],
         **kwargs: Any,
     ) -> None:
-        """Add ``scale * x A^T B^T`` to ``y`` in place, each slice of the output with the A and B of its own.
+        """Add ``scale * x A^T B^T`` to ``y`` in place. Each slice of the output has its own A and B.
 
         Args:
             y: [tokens, sum of ``output_slices``].
@@ -59,7 +59,7 @@ class GroupedLora(PunicaWrapperCPU):
 
 
 class CpuLora:
-    """A worker extension without methods: vLLM imports it, and so this module, before it loads the model."""
+    """A worker extension without methods. Because of it, vLLM imports this module before loading the model."""
 
 
 def _punica_wrapper(cls: type[CpuPlatform]) -> str:
@@ -71,9 +71,9 @@ _select = moe.select_unquantized_moe_backend  # type: ignore[attr-defined]
 
 
 def _without_lora(moe_config: FusedMoEConfig) -> Any:
-    """Return the kernels for experts without LoRA: no expert has it here.
+    """Return the kernels for experts without LoRA, since no expert has LoRA here.
 
-    With ``--enable-lora`` vLLM 0.32 takes Triton's, on a CPU too, and dies at the first request (module
+    With ``--enable-lora`` vLLM 0.32 takes Triton's kernels even on a CPU, and dies at the first request (module
     'triton.language' has no attribute 'float32').
     """
     return _select(replace(moe_config, is_lora_enabled=False))

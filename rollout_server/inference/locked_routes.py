@@ -17,9 +17,9 @@ OPEN_ROUTES = ("/health", "/metrics", "/version")
 
 
 class NeedsKey:
-    """Answers 401 on every route but :data:`OPEN_ROUTES` to a request without the server's key (``VLLM_API_KEY``).
+    """Answers 401 to requests without the server's key (``VLLM_API_KEY``), except on :data:`OPEN_ROUTES`.
 
-    Plain ASGI, so that vLLM hears of a client that has gone, and aborts its request, as without it.
+    This is plain ASGI, so vLLM still notices when a client disconnects, and aborts the client's request.
     """
 
     def __init__(self, app: ASGIApp) -> None:

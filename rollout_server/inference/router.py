@@ -45,28 +45,28 @@ MAX_REMEMBERED_TASKS = 10_000
 
 
 class ServerUnavailable(RuntimeError):
-    """No server could complete the request in its attempts or before its deadline."""
+    """No server completed the request within the allowed attempts or before the deadline."""
 
 
 class RequestRefused(ValueError):
-    """A server found the request itself wrong (such as too long); another would refuse it, too."""
+    """A server refused the request itself, for example as too long. Other servers would refuse it, too."""
 
 
 class BadLogprob(RuntimeError):
-    """Sampled log-probs that cannot be: NaN in the KV cache or the weights. The tokens are worthless."""
+    """Sampled log-probs are impossible, as from NaN in the KV cache or the weights. The tokens are unusable."""
 
 
 class _ServerFailed(Exception):
-    """An attempt failed for a reason that lies with the server."""
+    """An attempt at a request failed because of the server."""
 
 
 @dataclass(frozen=True)
 class Generation:
     """The result of a request for tokens.
 
-    ``token_ids`` and ``logprobs`` are [n]; the stop token, if ``finish_reason`` is "stop", is the last of them.
-    ``logprobs`` are of the distribution sampled from. ``cached_tokens`` of the prompt came from the prefix cache;
-    ``seconds`` is from the call to the answer, failed attempts included.
+    ``token_ids`` and ``logprobs`` are [n]; if ``finish_reason`` is "stop", the last token is the stop token.
+    ``logprobs`` are of the distribution sampled from. ``cached_tokens`` counts prompt tokens from the prefix cache.
+    ``seconds`` is the time from the call to the answer, including failed attempts.
     """
 
     token_ids: list[int]
@@ -117,7 +117,7 @@ class Router:
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def close(self) -> None:
-        """Drop all connections; vLLM aborts the requests on them."""
+        """Close all connections; vLLM then aborts the requests on these connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -133,17 +133,17 @@ class Router:
         return self._own_work_by_server.setdefault(server.name, _OwnWork())
 
     def crowding(self, server: VllmServer) -> float:
-        """Return how full a server is; 1 is about full. Our own episodes are counted exactly and at once.
+        """Return how full a server is; 1 is about full. Our own episodes count exactly and immediately.
 
-        The load from /metrics is up to two seconds old, but holds others' requests and the KV cache, which runs out
-        first with long contexts. Waiting requests weigh double: they mean that something has run out already.
+        The load from /metrics is up to two seconds old, but includes others' requests and the KV cache, which runs out
+        first with long contexts. Waiting requests count double: they show that something has run out already.
         """
         occupied = max(len(self._own_work(server).episodes), server.load.running)
         return (occupied + 2 * server.load.waiting) / self._slots + server.load.kv_usage
 
     def _choose(self, episode_id: str, avoid: Iterable[str]) -> VllmServer | None:
-        """Return the episode's server, its task's if that has room, or the ready one with most room; servers in
-        ``avoid`` only when there is no other."""
+        """Return the episode's server, else its task's server if that has room, else the ready server with most room.
+        Servers in ``avoid`` are chosen only if there is no other."""
         ready = self._group.ready
         if not ready:
             return None
@@ -168,19 +168,19 @@ class Router:
         return chosen
 
     def _has_room(self, server: VllmServer) -> bool:
-        """Return whether an episode of a task that the server knows is better off there than on an emptier server."""
+        """Return whether this server, which knows the episode's task, is a better choice than an emptier server."""
         load, episodes = server.load, len(self._own_work(server).episodes)
         most = max(self._slots, UNEVEN * len(self._pinned) / len(self._group.ready))
         return not load.waiting and load.kv_usage < FULL_KV and max(episodes, load.running) < most
 
     def release(self, episode_id: str) -> None:
-        """Forget the server of an episode that is over; an unknown id raises nothing."""
+        """Forget which server an ended episode used. An unknown id is ignored."""
         server = self._pinned.pop(episode_id, None)
         if server is not None:
             self._own_work(server).episodes.discard(episode_id)
 
     async def drain(self, seconds: float) -> None:
-        """Return when no server works for us any more, or after ``seconds``; requests wait until a server is ready."""
+        """Wait until no server works for us, at most ``seconds``. New requests wait until a server is ready."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
@@ -200,19 +200,19 @@ class Router:
         deadline: float,
         stops: Sequence[str] = (),
     ) -> Generation:
-        """Sample up to ``max_tokens`` after ``token_ids`` under the policy named ``model``, which the store serves.
+        """Sample up to ``max_tokens`` after ``token_ids`` from the policy named ``model``, which the store serves.
 
-        A server that has work to do may take any time: the group replaces one that hangs, and the request then goes to
+        A working server may take any time. The group replaces a server that hangs, and the request then goes to
         another. ``deadline``, in seconds of ``time.monotonic()``, is the last resort. Cancelling the call closes the
-        connection, on which vLLM aborts the request and frees its KV cache.
+        connection; vLLM then aborts the request and frees its KV cache.
 
-        Only ``stop_token_ids`` and the texts ``stops`` end the generation: vLLM would add the ids by which the model's
-        folder ends turns, which a chat format may not know.
+        Only ``stop_token_ids`` and the texts ``stops`` end the generation. vLLM alone would also stop at the end ids in
+        the model's folder, which a chat format may not know.
 
         Raises:
             ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or the deadline came.
-            RequestRefused: a server refused the request as such.
-            BadLogprob: a sampled log-prob at or below :data:`POISONED_LOGPROB`, or above 0, or not a number.
+            RequestRefused: a server refused the request itself.
+            BadLogprob: a sampled log-prob is at most :data:`POISONED_LOGPROB`, above 0, or not a number.
         """
         sampling = {
             "max_tokens": max_tokens,
@@ -255,7 +255,7 @@ class Router:
         raise ServerUnavailable(f"{episode_id}: gave up after {ATTEMPTS} attempts; last failure: {last}")
 
     async def _while_at_work(self, server: VllmServer, asking: Coroutine[Any, Any, Generation]) -> Generation:
-        """Return the answer, while the server is ready and does not report for long that it has nothing to do.
+        """Wait for the answer while the server is ready, unless it reports for too long that it has nothing to do.
 
         Raises:
             _ServerFailed: the answer will not come.

@@ -68,18 +68,18 @@ T = TypeVar("T")
 
 
 class ServerEnded(ServerStartError, ConnectionError):
-    """A server of ours whose processes have ended."""
+    """The processes of a server of ours have ended."""
 
 
 class ServerHangs(ServerStartError, TimeoutError):
-    """A server of ours that runs and does nothing, or was not ready within the last resort."""
+    """A server of ours runs but does nothing, or was not ready within the longest time allowed."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """The reason why a server must be replaced: ``reason`` is one line.
 
-    ``hangs``: it runs and does not answer, or does nothing. ``cause`` is the error that it died of, if its log has one.
+    ``hangs`` says that the server runs but does not answer or work. ``cause`` is the fatal error, if the log has one.
     """
 
     reason: str
@@ -88,14 +88,14 @@ class Fault:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
+    """Return a loopback port that was free when this function looked."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 async def _session_goes_last(leader: int, niceness: int) -> None:
-    """Let the other sessions go first: between these Linux's autogroups decide, where there are any."""
+    """Lower the priority of a process session against others, through Linux's autogroups if there are any."""
     for _ in range(5):
         try:
             file = Path(f"/proc/{leader}/autogroup")
@@ -108,7 +108,7 @@ async def _session_goes_last(leader: int, niceness: int) -> None:
 
 
 def _hangs(movement: Movement, patience_s: float) -> bool:
-    """Return whether a server hangs whose answer was due after ``patience_s``: it is idle, or works in vain."""
+    """Return whether a server hangs: its answer is later than ``patience_s``, and it is idle or works in vain."""
     idle, vain = movement.idle_s > HANG_S, movement.spent_s > STALL_S
     return movement.elapsed_s > patience_s and (idle or vain)
 
@@ -118,9 +118,9 @@ def _did(movement: Movement) -> str:
 
 
 class VllmServer:
-    """A server: its process if it is ours, its admin connection, and its state.
+    """A vLLM server: its process (if it is ours), its admin connection, and its state.
 
-    ``failed_swaps``: the times in a row, over its restarts, at which it did not "sleep", or not "wake" as it was.
+    ``failed_swaps`` counts the failures in a row, across restarts, to "sleep" or to "wake" unchanged.
     """
 
     def __init__(self, index: int, model: ModelConfig, config: ServersConfig, log_folder: Path) -> None:
@@ -151,21 +151,21 @@ class VllmServer:
 
     @property
     def pid(self) -> int | None:
-        """The guard's process id: all of the server's processes are below it."""
+        """The process id of the guard, which is the parent of all of the server's processes."""
         return self._process.pid if self._process is not None else None
 
     async def request(self, method: str, path: str, payload: Any = None, *, timeout_s: float) -> tuple[int, str]:
-        """Send an admin request; returns status and body. Raises aiohttp.ClientError, OSError or TimeoutError."""
+        """Send an admin request, and return status and body. Raises aiohttp.ClientError, OSError or TimeoutError."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         target = f"{self.url}{path}"
         async with self._admin.request(method, target, json=payload, headers=self.headers, timeout=timeout) as answer:
             return answer.status, await answer.text()
 
     async def work(self, path: str, payload: Any, *, timeout_s: float) -> tuple[int, str]:
-        """Send a POST that makes the server compute; waits for a server of ours as long as it moves.
+        """Send a POST that makes the server compute. Wait for a server of ours as long as it makes progress.
 
         Raises:
-            ServerEnded, ServerHangs: it ended, or does not move any more. Otherwise errors of :meth:`request`, after
+            ServerEnded, ServerHangs: the server ended, or makes no progress. Otherwise errors of :meth:`request`, after
                 ``timeout_s`` where the server is not ours.
         """
         if self.external:
@@ -174,7 +174,7 @@ class VllmServer:
         return await self._while_moving(lambda: self.request("POST", path, payload, timeout_s=limit), limit)
 
     async def sleep(self) -> None:
-        """Have the server give back its GPU's memory: weights go to the host's, the KV cache is dropped.
+        """Make the server release its GPU's memory: weights move to host memory, the KV cache is dropped.
 
         Raises:
             ServerStartError: the server does not sleep. Otherwise errors of :meth:`work`.
@@ -185,8 +185,8 @@ class VllmServer:
         self.note_activity("sleeps until the trainer's turn ends (POST /v1/servers/wake)")
 
     async def wake(self) -> None:
-        """Have the server take its GPU's memory again; its policies must be proven anew then. Raises as :meth:`sleep`
-        does."""
+        """Make the server take its GPU's memory again. Its policies must be proven again after that. Raises the errors
+        of :meth:`sleep`."""
         self.note_activity("wakes up")
         await self._swap("/wake_up", asleep=False)
 
@@ -207,10 +207,10 @@ class VllmServer:
             raise ServerStartError(f"{self.url} does not answer /is_sleeping as vLLM does (HTTP {status})") from error
 
     async def launch(self) -> None:
-        """Start the process (ours only) and wait until it has answered a first request.
+        """Start the process, if the server is ours, and wait until the server has answered a first request.
 
         Raises:
-            ServerStartError: the server ended first, or hangs; with its own last error.
+            ServerStartError: the server ended or hangs; the message holds the server's last error.
         """
         self.condemned = None
         self.suspect.clear()
@@ -243,7 +243,7 @@ class VllmServer:
             await asyncio.sleep(START_POLL_S)
 
     async def _first_request(self) -> None:
-        """Have vLLM compile the code that only a request for log-probs needs, and report the error that it dies of."""
+        """Make vLLM compile the code that only requests for log-probs need, and report an error that kills vLLM."""
         sampling = {
             "max_tokens": FIRST_TOKENS,
             "temperature": 1.0,
@@ -269,10 +269,10 @@ class VllmServer:
             raise ServerStartError(f"{self.name} failed its first request: {words} (log: {self.log_path})")
 
     async def _while_moving(self, work: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-        """Return the outcome of ``work()``, which the server's processes do.
+        """Return the outcome of ``work()``, for which the server's processes compute.
 
         Raises:
-            ServerEnded: the processes have ended. ServerHangs: they stopped moving, or ``limit_s`` are over.
+            ServerEnded: the processes have ended. ServerHangs: they make no progress, or ``limit_s`` are over.
         """
         if self._process is None:
             raise ServerEnded(f"{self.name} is being replaced")
@@ -341,11 +341,11 @@ class VllmServer:
 
     @property
     def has_ended(self) -> bool:
-        """True once the process has ended, if it is ours."""
+        """True if the server is ours and its process has ended."""
         return self._process is not None and self._process.returncode is not None
 
     async def own_error(self) -> str | None:
-        """Return the error in the log of this start that ended it; None without one, and for a server elsewhere."""
+        """Return the error that ended the server, from the log since its start; None without one, or if not ours."""
         return None if self.external else await asyncio.to_thread(own_error, self.log_path, self._log_start)
 
     async def _last_words(self) -> str:
@@ -357,20 +357,20 @@ class VllmServer:
 
     @property
     def sampled(self) -> bool:
-        """True once it has sampled for a client since it started."""
+        """True if the server has sampled for a client since its start."""
         return self.load.generated_tokens > FIRST_TOKENS
 
     def note_activity(self, doing: str) -> None:
-        """Note what the server does now, in words that follow its name in :meth:`waits_for`."""
+        """Note what the server does now. ``doing`` follows the server's name in :meth:`waits_for`."""
         self._activity, self._since = doing, time.monotonic()
 
     def waits_for(self) -> str:
-        """Return one line on a server that is not ready: what it does, for how long, and its last error."""
+        """Return one line on this server, which is not ready: its activity, for how long, and its last error."""
         before = f" (before: {self.last_error})" if self.last_error else ""
         return f"{self.name} {self._activity}, for {time.monotonic() - self._since:.0f} s{before}"
 
     async def probe(self) -> str | None:
-        """Refresh ``load``. Returns why the server must be replaced, or None; raises on a missed answer."""
+        """Refresh ``load``. Return why the server must be replaced, or None. Raises if no answer comes."""
         if self.has_ended:
             return f"{self.name} ended{await self._last_words()}"
         status, body = await self.request("GET", "/health", timeout_s=PROBE_TIMEOUT_S)
@@ -382,7 +382,7 @@ class VllmServer:
         return None
 
     async def watch(self) -> Fault:
-        """Probe until the server must be replaced; returns why. One that is slow need not be."""
+        """Probe until the server must be replaced, and return why. A slow server need not be replaced."""
         missed, tokens = 0, 0.0
         # Its activity since its last answer, and since its last token, while the next does not come.
         unanswered: Movement | None = None
@@ -433,7 +433,7 @@ class VllmServer:
         return Movement(None if self.external else self.pid, self.log_path, MOVED_S)
 
     async def kill(self) -> None:
-        """End the process and all below it; bounded. An external server is left alone."""
+        """End the process and all its descendants, within a bounded time. An external server is left alone."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -453,7 +453,7 @@ class VllmServer:
         await self._admin.close()
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for /health and /metrics."""
+        """Return the server's state as plain data for /health and /metrics."""
         return {
             **{key: getattr(self, key) for key in ("name", "url", "state", "pid", "external", "restarts")},
             "last_error": self.last_error,

@@ -35,7 +35,7 @@ turns in a row at whose beginning it does not sleep, or at whose end it does not
 
 
 class _Record:
-    """The record of one server's faults: it decides whether to start the server again, and when."""
+    """The record of one server's faults, which decides whether and when to start the server again."""
 
     def __init__(self) -> None:
         self._pause_s = BACK_OFF_S[0]
@@ -44,9 +44,9 @@ class _Record:
         self._alike = 0
 
     def died(self, cause: str | None, useful: bool) -> bool:
-        """Count a death; returns whether there have been enough of this ``cause``. None, a kill, does not count.
+        """Count a death, and return whether too many had this ``cause``. A kill (cause None) does not count.
 
-        ``useful``: it had sampled something since it was ready.
+        ``useful`` says that the server had done useful work since it was ready.
         """
         if cause is None:
             return False
@@ -56,9 +56,9 @@ class _Record:
         return self._alike >= DEATHS_ALIKE
 
     def pause(self, ready_s: float, start_s: float, hung: bool) -> float:
-        """Return the seconds until the next start, given the seconds for which it was ready, and those of its start.
+        """Return the seconds until the next start. The server was ready for ``ready_s``; its start took ``start_s``.
 
-        A start is the most work of all. A server that hangs again, which may be slow for reasons unknown to us, rests
+        A start is the hardest work of all. A server that hangs again may be slow for reasons unknown to us: it pauses
         for as long as its start took.
         """
         if ready_s > STABLE_S:
@@ -70,11 +70,11 @@ class _Record:
 
 
 class ServerAwake(RuntimeError):
-    """A server that should sleep still holds its GPU's memory; ask again."""
+    """A server that should sleep still holds its GPU's memory. The caller can ask again."""
 
 
 async def _fault_of_start(server: VllmServer, error: Exception) -> Fault:
-    """Return the fault behind an error of a start or a hook. A kill or a broken connection has no known cause."""
+    """Return the fault that made a start or a hook fail. A kill or a broken connection has ``cause`` None."""
     hangs = isinstance(error, ServerHangs)
     reason = str(error) or repr(error)
     killed = server.has_ended or (isinstance(error, TRANSPORT_ERRORS) and not hangs)
@@ -99,12 +99,12 @@ class ServerGroup:
 
     @property
     def ready(self) -> list[VllmServer]:
-        """The servers that requests may be sent to; none while they rest."""
+        """The servers that may get requests; empty during the trainer's turn."""
         return [server for server in self.servers if server.state == "ready" and not self.resting]
 
     @property
     def resting(self) -> bool:
-        """True during the trainer's turn: no server gets a request, and none is started."""
+        """True during the trainer's turn, in which no server gets a request or is started."""
         return not self._may_run.is_set()
 
     def rest(self) -> None:
@@ -112,10 +112,10 @@ class ServerGroup:
         self._may_run.clear()
 
     async def sleep(self) -> None:
-        """Return when no server holds a GPU's memory any more. One of ours that does not fall asleep is ended.
+        """Put all servers to sleep. Return when none holds GPU memory; a server of ours that fails to sleep is ended.
 
         Raises:
-            ServerAwake: one still holds its memory, or the node has not yet looked for its servers; ask again.
+            ServerAwake: a server still holds memory, or the node has not yet looked for its servers; ask again.
         """
         if not self.servers:
             raise ServerAwake("the node has not looked for its servers yet")
@@ -147,9 +147,9 @@ class ServerGroup:
             self._set_state(server, "asleep")
 
     async def wake(self) -> None:
-        """End the trainer's turn: servers that sleep wake, and prove their policies as after a start; others start.
+        """End the trainer's turn. Sleeping servers wake and prove their policies again; other servers start.
 
-        One that does not wake, or has other weights then, is restarted.
+        A server that does not wake, or wakes with other weights, is restarted.
         """
         if self.resting:
             for server in self.servers:
@@ -171,8 +171,8 @@ class ServerGroup:
             self._set_state(server, "ready")
 
     async def _prepare(self, server: VllmServer) -> None:
-        """Give the server its policies. No await may come between this and "ready": the next change of policies has to
-        find this server ready."""
+        """Load the policies on the server. No await may stand between this and state "ready": the next change of
+        policies must find the server ready."""
         server.note_activity("loads its policies")
         if self.on_ready is not None:
             await self.on_ready(server)
@@ -181,7 +181,7 @@ class ServerGroup:
         """Start all servers and return when all are ready.
 
         Raises:
-            ServerStartError: one did not come up; the others are stopped first.
+            ServerStartError: a server did not come up; the others are stopped before the raise.
         """
         if self._config.urls is None:
             if installed_vllm().cpu and self._config.share is not None:
@@ -206,7 +206,7 @@ class ServerGroup:
             raise
 
     async def stop(self) -> None:
-        """Stop watching and end every process of ours; bounded."""
+        """Stop watching, and end every process of ours within a bounded time."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -216,25 +216,25 @@ class ServerGroup:
             self._set_state(server, "down")
 
     async def given_up(self) -> str:
-        """Return when no server is left that might come back; returns why, in one line."""
+        """Wait until no server is left that might come back, and return the reasons in one line."""
         await self._given_up.wait()
         return "; ".join(server.last_error or server.name for server in self.servers)
 
     def waits_for(self) -> list[str]:
-        """Return a line for each server that is not ready: what it does, and for how long."""
+        """Return a line for each server that is not ready: its activity, and for how long."""
         return [server.waits_for() for server in self.servers if server.state != "ready"]
 
     def status(self) -> list[dict[str, Any]]:
         return [server.describe() for server in self.servers]
 
     def report_failure(self, server: VllmServer) -> None:
-        """Have ``server``, which failed a request, probed now rather than at the next poll."""
+        """Probe ``server``, which failed a request, immediately and not only at the next poll."""
         server.suspect.set()
 
     def condemn(self, server: VllmServer, reason: str) -> None:
-        """Have ``server`` restarted although it answers; it gets no request until then.
+        """Restart ``server`` although it answers. The server gets no request until it has restarted.
 
-        A server that is not ready is being replaced already.
+        A server that is neither ready nor asleep is being replaced already.
         """
         if server.state in ("ready", "asleep"):
             server.condemned = reason
@@ -246,7 +246,7 @@ class ServerGroup:
         self.condemn(server, reason)
 
     async def wait_for_change(self) -> None:
-        """Return when a server has become ready or ceased to be; the caller sets the deadline."""
+        """Wait until a server becomes ready or stops being ready. The caller sets the deadline."""
         await self._changed.wait()
 
     def _set_state(self, server: VllmServer, state: str) -> None:
@@ -255,10 +255,10 @@ class ServerGroup:
         self._changed = asyncio.Event()
 
     async def _supervise(self, server: VllmServer, first_start: asyncio.Future[None]) -> None:
-        """Start, watch, replace, until given up; the first start's failure goes to ``first_start`` and ends it.
+        """Start, watch and replace the server until it is given up. A failed first start is set on ``first_start``.
 
-        A server that is killed before that, without an error, is started again: twice where it has answered, for it did
-        start, and else once.
+        A server that is killed without an error during its first start is started again: twice if it had answered
+        before the kill, else once.
         """
         record = _Record()
         while True:

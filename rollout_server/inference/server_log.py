@@ -18,9 +18,9 @@ _API_SERVER = "APIServer"
 
 
 def own_error(file: Path, start: int) -> str | None:
-    """Return the last error in the log from byte ``start`` on, in one line; None without one, as after a kill.
+    """Return the last error in the log from byte ``start`` on, in one line; None if there is none, as after a kill.
 
-    Errors of vLLM's engine and its workers go first: the API server mostly reports only that they failed.
+    Errors of vLLM's engine and workers have priority: the API server mostly reports only that these failed.
     """
     errors: dict[bool, str] = {}
     lines = log_text(file, start).splitlines()
@@ -34,12 +34,12 @@ def own_error(file: Path, start: int) -> str | None:
 
 
 def last_line(file: Path, start: int) -> str:
-    """Return the last line of the log from byte ``start`` on that is not blank; "" without one."""
+    """Return the last non-blank line of the log from byte ``start`` on, or ""."""
     return next((_cut(line) for line in reversed(log_text(file, start).splitlines()) if line.strip()), "")
 
 
 def log_text(file: Path, start: int) -> str:
-    """Return the log from byte ``start`` on, at most its last :data:`READ_BYTES`; "" without a file."""
+    """Return the log from byte ``start`` on, at most the last :data:`READ_BYTES`; "" if there is no file."""
     try:
         with open(file, "rb") as log:
             log.seek(max(start, os.path.getsize(file) - READ_BYTES))
@@ -49,7 +49,7 @@ def log_text(file: Path, start: int) -> str:
 
 
 def _with_detail(words: str, following: list[str]) -> str:
-    """Return an error in one line, with pydantic's reason, which is on the line after it."""
+    """Return an error in one line, together with pydantic's reason from the next line of the log."""
     detail = [_PREFIX.sub("", line) for line in following] if "validation error" in words else []
     return _cut(" ".join([words, *detail]))
 

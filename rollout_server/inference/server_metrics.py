@@ -11,7 +11,7 @@ _SAMPLE = re.compile(r"^vllm:(\w+?)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a server by its /metrics; counts are of requests or tokens, ``kv_usage`` is a fraction."""
+    """The load of a server according to its /metrics: counts of requests or tokens; ``kv_usage`` is a fraction."""
 
     running: float = 0.0
     waiting: float = 0.0
@@ -34,7 +34,7 @@ _METRIC_OF_FIELD = {
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Return the samples of a vLLM server's Prometheus text, by name without "vllm:", summed over its engines."""
+    """Return the values in a vLLM server's Prometheus text, summed over engines, by name without "vllm:"."""
     sums: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
         sums[name] = sums.get(name, 0.0) + float(value)
@@ -42,15 +42,15 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def parse_load(text: str) -> Load:
-    """Return the load of a vLLM server, from its Prometheus text; absent metrics count 0."""
+    """Return the load of a vLLM server from its Prometheus text. Missing metrics count as 0."""
     sums = parse_metrics(text)
     return Load(**{field: sums.get(metric, 0.0) for field, metric in _METRIC_OF_FIELD.items()})
 
 
 def adapters_at_work(text: str) -> str:
-    """Return the names, comma separated, of the adapters of running and waiting requests, from the Prometheus text.
+    """Return the comma-separated adapter names of running and waiting requests, from the Prometheus text.
 
-    vLLM keeps a line for every combination there ever was, valued with the time it was last true: the newest counts.
+    vLLM keeps a line for each past combination, with the time when it was last true. The newest line counts.
     """
     lines = _ADAPTERS.findall(text)
     return max(lines, key=lambda line: float(line[1]))[0] if lines else ""

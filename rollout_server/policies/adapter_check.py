@@ -69,15 +69,15 @@ _MODULE = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 
 
 class AdapterError(ValueError):
-    """An adapter that must not be served; the message is the one reason."""
+    """An adapter must not be served; the message gives one reason."""
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
     """The facts of an adapter's config: plain LoRA of one ``rank`` and ``alpha``.
 
-    ``listed`` and ``excluded`` are the names of modules, or the ends of their paths, that PEFT adapts or leaves; None
-    and empty where the config has a pattern. ``layers`` are those that it adapts; None is all.
+    ``listed`` and ``excluded`` name the modules (or the ends of their paths) that PEFT adapts or leaves out. If the
+    config has a pattern, they are None and empty. ``layers`` are the adapted layers; None means all.
     """
 
     rank: int
@@ -93,7 +93,7 @@ def check_adapter(folder: Path, base: BaseModel, rank_limit: int) -> None:
     Reads the whole weights file into memory (it is bounded by :meth:`BaseModel.max_adapter_bytes`).
 
     Raises:
-        AdapterError: with the first reason found.
+        AdapterError: the adapter is not valid; the message gives the first reason found.
     """
     config = read_adapter_config(folder)
     if config.rank > rank_limit:
@@ -112,7 +112,7 @@ def other_base(folder: Path, base_model: str) -> str | None:
     """Return a message if an adapter was trained on other weights than those in ``base_model``.
 
     Returns:
-        The message; None where it was not, or where its file, as of other programs, or the folder has no digest.
+        The message; None for the same weights, or if the adapter (of another program) or the folder has no digest.
 
     Raises:
         AdapterError: the adapter cannot be read.
@@ -134,10 +134,10 @@ def all_finite(data: bytes | bytearray, dtype: str) -> bool:
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Read the config of a PEFT adapter, which must be plain LoRA as vLLM and the learner apply it alike.
+    """Read the config of a PEFT adapter. It must be plain LoRA, which vLLM and the learner apply in the same way.
 
     Raises:
-        AdapterError: the adapter is not plain LoRA; names the first reason.
+        AdapterError: the adapter is not plain LoRA; the message gives the first reason.
     """
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -185,7 +185,7 @@ def _list_of(key: str, value: Any, kind: type) -> list[Any]:
 
 
 def _check_modules(config: AdapterConfig, tensors: Mapping[str, Any], base: BaseModel) -> None:
-    """Check that PEFT would adapt all modules that the adapter has tensors of, as vLLM does."""
+    """Check that PEFT, like vLLM, would adapt every module for which the adapter has tensors."""
     if config.layers is not None and (omitted := set(range(base.layers)) - set(config.layers)):
         raise AdapterError(
             f"{ADAPTER_CONFIG}: layers_to_transform leaves out layer {min(omitted)}; it must name all or none"

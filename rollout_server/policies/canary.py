@@ -16,18 +16,18 @@ CERTAIN, SHARE = 5.0, 0.1
 
 @dataclass(frozen=True, config=STRICT)
 class Canary:
-    """Log-probs the trainer computed with the weights it means: a proof that the servers compute with the same.
+    """Log-probs that the trainer computed with its weights; they prove that the servers have the same weights.
 
     Two programs in half precision agree on most tokens to 0.01 and differ on a few by half a nat and more, with the
-    right weights. So no single token decides, but four figures of all of them: the mean and the 90th percentile of
-    the differences, whether the servers are nearer to another version than to this one, and how much of the change
-    from another version to this one they make. The last needs no bound on the noise: it finds an adapter that is
-    read in another order although its whole effect is smaller than the rounding of half precision.
+    right weights. So no single token decides, but four figures over all tokens: the mean and the 90th percentile of
+    the differences, whether the servers are nearer to another version than to this version, and how much of the
+    change between these two versions they show. The last figure needs no bound on the noise: it finds an adapter
+    that is read in a wrong order even if the adapter's whole effect is smaller than half precision's rounding.
 
     Attributes:
         logprobs: ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it.
-        tolerance: the 90th percentile of abs(served - expected), in nats, may be this large.
-        mean_tolerance: so may their mean; None means ``tolerance``.
+        tolerance: the largest allowed 90th percentile of abs(served - expected), in nats.
+        mean_tolerance: the largest allowed mean of the same differences; None means ``tolerance``.
         others: log-probs of the same tokens under other versions that a server could have by mistake: the one before
             this, and the base model.
     """
@@ -45,7 +45,7 @@ class Canary:
             require(len(values) == len(self.positions), f"{len(self.positions)} positions and {len(values)} logprobs")
 
     def objection(self, served: list[float]) -> str | None:
-        """Return why log-probs of the tokens at ``positions`` are not of these weights; None if they may be."""
+        """Return why the served log-probs at ``positions`` cannot come from these weights; None if they can."""
         computed, expected, *others = np.array([served, self.logprobs, *self.others], dtype=float)
         gaps = np.abs(computed - expected)
         mean, p90 = gaps.mean(), np.sort(gaps)[round(0.9 * (len(gaps) - 1))]

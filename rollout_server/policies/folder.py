@@ -32,7 +32,7 @@ class PolicyFolder:
     Args:
         root: the folder; on a file system that every server sees under the same path.
         base: the base model of the adapters.
-        rank_limit: their largest rank.
+        rank_limit: the largest rank of the adapters.
     """
 
     def __init__(self, root: Path, base: BaseModel, rank_limit: int) -> None:
@@ -43,16 +43,16 @@ class PolicyFolder:
         self._publications = 0
 
     def staging(self) -> Path:
-        """Make a new folder for an upload; the caller removes it if it is left."""
+        """Make a new folder for an upload. The caller removes the folder if it is left."""
         folder = self.root / f".upload-{uuid.uuid4().hex}"
         folder.mkdir()
         return folder
 
     def check(self, upload: Path) -> str:
-        """Check the two files of an upload, to which nobody else can write, and sync them; returns their digest.
+        """Check and sync the two files of an upload, to which nobody else can write. Return their digest.
 
         Raises:
-            AdapterError: the first reason not to serve them.
+            AdapterError: the adapter must not be served; the message gives the first reason.
         """
         for name in ADAPTER_FILES:
             if not (upload / name).is_file():
@@ -62,7 +62,7 @@ class PolicyFolder:
         return adapter_digest(upload)
 
     def settle(self, upload: Path, name: str) -> Path:
-        """Give an upload its policy's name, durably; returns the folder."""
+        """Durably rename an upload's folder to its policy's name, and return the new folder."""
         final = self.root / name
         if final.exists():  # the same content, left by a crash; no server serves it
             shutil.rmtree(final)
@@ -71,7 +71,7 @@ class PolicyFolder:
         return final
 
     def mark_published(self, folder: Path) -> None:
-        """Note durably that the version in ``folder`` is proven and the latest: :meth:`scan` finds it from now on."""
+        """Note durably that the version in ``folder`` is proven and the latest. From now on :meth:`scan` finds it."""
         self._publications += 1
         with whole_file(folder / _PUBLICATION) as partial:
             partial.write_text(f"{self._publications}\n", encoding="utf-8")
@@ -119,5 +119,5 @@ def _read_publication(folder: Path) -> int | None:
 
 
 def policy_name(version: int, digest: str) -> str:
-    """Return the name under which vLLM serves a version: unique to its content."""
+    """Return the name under which vLLM serves a version; the name is unique to the version's content."""
     return f"policy-v{version:04d}-{digest[:8]}"

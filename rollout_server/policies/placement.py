@@ -27,7 +27,7 @@ DRAIN_S = 10.0
 
 
 class _ServerBroke(AdapterError):
-    """A server that runs failed, by its own fault or the adapter's: the other servers show which."""
+    """A running server failed. The other servers show whether the server or the adapter is at fault."""
 
 
 _SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
@@ -37,8 +37,8 @@ _SERVER_ERRORS = (*TRANSPORT_ERRORS, ServerUnavailable, _ServerBroke)
 class ServedPolicy:
     """A policy version on the servers.
 
-    ``name`` is unique to the adapter's content; its folder and requests use it. ``canary`` proves it, ``seconds`` is
-    the time that publishing it took. ``references`` are its users.
+    ``name`` is unique to the adapter's content; its folder and requests use this name. ``canary`` proves the
+    version, publishing took ``seconds``, and ``references`` counts the users.
     """
 
     version: int
@@ -58,9 +58,9 @@ class Placement:
         self._external_load = asyncio.Lock()
 
     async def place(self, adapter: ServedPolicy) -> None:
-        """Load and prove on every ready server.
+        """Load and prove the adapter on every ready server.
 
-        A server that fails while another succeeds is replaced, and gets the adapter as it comes back.
+        A server that fails while another succeeds is replaced, and gets the adapter when it comes back.
 
         Raises:
             AdapterError: the adapter must not be served.
@@ -84,7 +84,7 @@ class Placement:
         raise ServerUnavailable(f"no server could load {adapter.name}: {why}")
 
     async def load(self, server: VllmServer, adapter: ServedPolicy) -> None:
-        """Load and prove on one server; raises as :meth:`place` does, and transport errors."""
+        """Load and prove the adapter on one server. Raises the errors of :meth:`place`, and transport errors."""
         # Two URLs may lead to one external server, where the loads would undo each other.
         async with self._external_load if server.external else contextlib.nullcontext():
             await self._load_and_prove(server, adapter)
@@ -124,7 +124,7 @@ class Placement:
 
     @staticmethod
     async def _refusal(server: VllmServer, what: str, status: int, body: str) -> Exception:
-        """Return the error for an answer: vLLM's 500 is for an adapter that it cannot take, or a dead engine."""
+        """Return the error for an answer. vLLM answers 500 both for an unusable adapter and for a dead engine."""
         answer = f"{server.name} {what}: HTTP {status} {body[:300]}"
         if status < 500:
             return AdapterError(answer)
@@ -134,7 +134,7 @@ class Placement:
         return ServerUnavailable(f"{server.name} {what}: {await server.own_error() or answer}")
 
     async def remove(self, adapter: ServedPolicy) -> None:
-        """Unload an adapter, and return when no server works with it any more, or after :data:`DRAIN_S`."""
+        """Unload an adapter. Return when no server works with the adapter any more, or after :data:`DRAIN_S`."""
         await asyncio.gather(*(self._unload(server, adapter) for server in self._group.ready))
         await self._drain(adapter)
 

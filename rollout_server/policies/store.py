@@ -41,18 +41,18 @@ class UnknownPolicy(LookupError):
 
 
 class StillInUse(RuntimeError):
-    """No slot is free for a version: one that is being retired is still in use. Try again later."""
+    """The servers have no room for a version, since one that is being retired is still in use. Try again later."""
 
 
 class PolicyStore:
-    """The versions being served, and their changes. One change at a time.
+    """The policy versions being served. Only one change is made at a time.
 
     Args:
         group: the servers; each gets the live versions again whenever it comes up.
         folder: the folder of the versions; on a file system that every server sees under the same path.
 
     Raises:
-        ValueError: a base model of unknown architecture.
+        ValueError: the base model has an unknown architecture.
     """
 
     def __init__(self, group: ServerGroup, model: ModelConfig, servers: ServersConfig, folder: Path) -> None:
@@ -70,7 +70,7 @@ class PolicyStore:
 
     @property
     def max_adapter_bytes(self) -> int:
-        """The largest weights file that can be an adapter of this model; a bound for uploads."""
+        """The size in bytes of this model's largest possible adapter weights file; a bound for uploads."""
         return self._base.max_adapter_bytes(self._model.lora_rank)
 
     @property
@@ -79,22 +79,22 @@ class PolicyStore:
         return self._base.vocabulary
 
     def staging(self) -> Path:
-        """Make a new folder for an upload's two files, for :meth:`publish`; the caller removes it."""
+        """Make a new folder for an upload's two files, for :meth:`publish`. The caller removes the folder."""
         return self._folder.staging()
 
     def versions(self) -> list[int]:
-        """Return the versions that new episodes may use, ascending."""
+        """Return the versions that new episodes may use, in ascending order."""
         return sorted(version for version, policy in self._live.items() if not policy.retiring)
 
     def users(self) -> dict[int, int]:
-        """Return the number of users of each version that the servers hold, those being retired too: collections, keys,
-        single turns."""
+        """Return the number of users (collections, keys, single turns) of each version that the servers hold, including
+        versions that are being retired."""
         return {version: policy.references for version, policy in sorted(self._live.items())}
 
     def latest(self) -> int:
-        """Return the version published last; raises UnknownPolicy when there is none.
+        """Return the version published last. Raises UnknownPolicy if there is none.
 
-        Not the highest: a run that went back to an earlier checkpoint publishes lower versions again.
+        It need not be the highest: a run that went back to an earlier checkpoint publishes lower versions again.
         """
         policy = self._latest()
         if policy is None:
@@ -111,7 +111,7 @@ class PolicyStore:
         return self._live[version]
 
     def acquire(self, version: int) -> str:
-        """Count one more user of ``version``; returns its name. While it has users it is not retired."""
+        """Count one more user of ``version``, and return the version's name. A version with users is not removed."""
         policy = self._get(version)
         if policy.retiring:
             raise UnknownPolicy(f"policy version {version} is being retired")
@@ -119,7 +119,7 @@ class PolicyStore:
         return policy.name
 
     def release(self, version: int) -> None:
-        """Count one user less. The last user of a retiring version sets off its removal."""
+        """Count one user less. When the last user of a retiring version leaves, the version is removed."""
         policy = self._get(version)
         if policy.references == 0:
             raise RuntimeError(f"policy version {version} was released more often than acquired")
@@ -132,15 +132,15 @@ class PolicyStore:
             task.add_done_callback(self._retirements.discard)
 
     async def publish(self, version: int, upload: Path, canary: Mapping[str, Any] | None = None) -> ServedPolicy:
-        """Check, load everywhere, prove, then serve. On failure the versions served before are served on.
+        """Check an adapter, load and prove it on all servers, then serve it. On failure earlier versions stay served.
 
-        ``upload`` is a folder of :meth:`staging`, or another one on its file system; the policy's folder is made of it.
+        ``upload`` is a folder of :meth:`staging`, or another on that file system; it becomes the policy's folder.
         Publishing the same content again under the same version only makes it the latest; other content replaces a
         version that nobody uses, under another name. A publication waits for a version in use that has to go, for up to
         :data:`RELEASE_TIMEOUT_S`. ``canary`` is a mapping of :class:`Canary`'s fields.
 
         Raises:
-            ConfigError: the canary makes no sense.
+            ConfigError: the canary's fields are invalid.
             AdapterError: the adapter or its canary must not be served, or versions stayed in use that nobody retires;
                 nothing was changed.
             StillInUse: a version that is being retired stayed in use; try again.
@@ -199,7 +199,7 @@ class PolicyStore:
             raise
 
     async def _make_latest(self, policy: ServedPolicy) -> None:
-        """Make a version the latest, on disk first: a client that knows of it finds it again after a restart."""
+        """Make a version the latest, first on disk: a client that knows the version finds it after a restart."""
         await asyncio.to_thread(self._folder.mark_published, policy.folder)
         policy.retiring = False
         self._live.pop(policy.version, None)
@@ -207,12 +207,12 @@ class PolicyStore:
         self._notify()
 
     def _notify(self) -> None:
-        """Have the publications that wait look again for a version that may go."""
+        """Make waiting publications check again whether a version can be removed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_for_server(self) -> None:
-        """Return when a server is ready. Raises ServerUnavailable after :data:`READY_TIMEOUT_S`."""
+        """Wait until a server is ready. Raises ServerUnavailable after :data:`READY_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while not self._group.ready:
@@ -222,10 +222,10 @@ class PolicyStore:
             raise ServerUnavailable(f"no vLLM server is ready after {READY_TIMEOUT_S:g} s: {states}") from None
 
     def _to_replace(self, version: int) -> ServedPolicy | None:
-        """Return the policy to remove once ``version`` is proven: its other content or, where no slot is free, the
-        oldest that is unused.
+        """Return the policy to remove once ``version`` is proven: the same version with other content or, if the
+        servers are full, the oldest unused version.
 
-        Raises StillInUse when all candidates are in use and one is being retired, AdapterError when none is.
+        If all candidates are in use, raises StillInUse if one is being retired, else AdapterError.
         """
         latest = self._latest()
         if version in self._live:
@@ -247,10 +247,10 @@ class PolicyStore:
 
     @contextlib.contextmanager
     def _set_aside(self, policy: ServedPolicy | None) -> Iterator[None]:
-        """Let nobody begin to use ``policy`` within the block; if the block raises, it is served as before.
+        """Let nobody begin to use ``policy`` within the block. If the block raises, the policy is served as before.
 
-        The servers hold it meanwhile, perhaps as one more than ``max_loras``. vLLM allows that while nobody samples
-        from it: only requests of more adapters than that wait, without a word.
+        The servers hold the policy meanwhile, perhaps as one adapter above ``max_loras``. vLLM allows that while nobody
+        samples from it. Only requests for more than ``max_loras`` adapters wait, without a message.
         """
         served = dict(self._live)
         if policy is not None:
@@ -262,20 +262,20 @@ class PolicyStore:
             raise
 
     async def settled(self) -> None:
-        """Return when no version is being loaded, proven or removed any more."""
+        """Wait until no version is being loaded, proven or removed any more."""
         async with self._change:
             pass
 
     async def on_server_ready(self, server: VllmServer) -> None:
-        """Load and prove the live versions on a server that has just come up or woken; raises if that fails."""
+        """Load and prove the live versions on a server that has just started or woken. Raises if that fails."""
         async with self._change:
             for policy in self._live.values():
                 await self._placement.load(server, policy)
 
     async def retire(self, version: int) -> bool:
-        """Serve no new episode with ``version``, now or after a restart; remove it when its last user is done.
+        """Serve no new episode with ``version``, now or after a restart. Remove the version after its last user.
 
-        Returns whether it is gone already. Raises UnknownPolicy for a version that is not served.
+        Return whether the version is gone already. Raises UnknownPolicy if the version is not served.
         """
         async with self._change:
             policy = self._get(version)
@@ -293,7 +293,7 @@ class PolicyStore:
                 await self._remove(policy)
 
     async def _remove(self, policy: ServedPolicy) -> None:
-        """Unload, drain, and only then delete: vLLM dies of a folder that is gone while a request still needs it."""
+        """Unload the policy, wait for its requests, then delete its folder: vLLM dies if a request lacks the folder."""
         if self._live.get(policy.version) is policy:
             del self._live[policy.version]
             self._notify()
@@ -307,10 +307,10 @@ class PolicyStore:
         await asyncio.to_thread(shutil.rmtree, policy.folder, ignore_errors=True)
 
     async def restore(self) -> list[int]:
-        """Serve the versions again that were published last: after a restart of the node, before the servers start.
+        """Serve the last published versions again, and return them. To be called on a restart, before servers start.
 
-        They were proven before they were marked as published, and their names stand for their content; so their
-        canaries are not kept. Returns the versions.
+        These versions were proven before they were marked as published, and their names stand for their content. So
+        their canaries are not kept.
         """
         async with self._change:
             for version, folder in (await asyncio.to_thread(self._folder.scan, self._max_live)).items():

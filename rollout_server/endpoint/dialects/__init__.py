@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Route:
-    """A route of a dialect.
+    """A route of a dialect, that is, of a chat API.
 
     Args:
-        path: the path of a call, with aiohttp's patterns. A pattern called ``model`` is the model that the call names.
-        target: ``module:Class`` of the dialect.
-        counts: the path at which the same call is counted and not sampled, where there is one.
+        path: the path of a call, with aiohttp's patterns. The pattern ``model`` stands for the name of a model.
+        target: ``module:Class`` that implements the dialect.
+        counts: the path that counts the tokens of the same call without sampling, if the dialect has such a path.
         header: a header that only clients of this dialect send.
     """
 

@@ -41,7 +41,7 @@ _MESSAGE = re.compile(rf"msg_({TURN_ID})")
 
 
 class _Thread(BaseModel):
-    """A thread of messages. With "continue" a request has new messages only: all else is as in the message before."""
+    """A thread of messages. A request with "continue" has only new messages; all else stays as in the last request."""
 
     type: Literal["create", "continue"]
     previous_message_id: str = ""
@@ -60,7 +60,7 @@ class _MessagesBody(RequestBody):
 
 
 class Anthropic(Dialect):
-    """Anthropic's messages."""
+    """Anthropic's messages API."""
 
     alive = event({"type": "ping"}, "ping")
 
@@ -124,7 +124,7 @@ class Anthropic(Dialect):
 
 
 def _before(thread: _Thread | None, recall: Recall) -> Recalled | None:
-    """Return the message that a thread goes on from; None where it begins, or where there is none."""
+    """Return the message from which a thread continues; None if there is no thread or the thread begins."""
     if thread is None or thread.type == "create":
         return None
     match = _MESSAGE.fullmatch(thread.previous_message_id)
@@ -150,7 +150,7 @@ def _read_messages(messages: Sequence[dict[str, Any]], loadable: Loadable) -> It
 
 
 def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
-    """Read an assistant's message; its thinking is known from the turn that was sampled."""
+    """Read an assistant's message. The sampled turn, not the message, supplies the thinking."""
     texts, calls, names = [], [], []
     for block in blocks:
         match block:
@@ -165,7 +165,7 @@ def _turn(blocks: Sequence[Any], where: str) -> ChatMessage:
 
 
 def _heard(role: Any, blocks: Sequence[Any], where: str, loadable: Loadable) -> Iterator[ChatMessage]:
-    """Yield tool results as messages of their own, and the texts between them."""
+    """Yield each tool result as a message of its own, and the texts between the results as messages."""
     texts: list[str] = []
     for block in blocks:
         match block:
@@ -204,7 +204,7 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
 
 
 def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block as it begins, and the deltas that are added to it."""
+    """Return the first form of a content block, and the deltas that a stream adds to the block."""
     match block["type"]:
         case "tool_use":
             text = arguments_text(block["input"])
@@ -215,7 +215,7 @@ def _streamed(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
 
 
 def _usage(answer: Answer, sampled: int) -> dict[str, Any]:
-    """Return counts of tokens; those of the prompt are apart from the cached ones."""
+    """Return the token counts. The count of prompt tokens does not include cached tokens."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_read_input_tokens": answer.cached_tokens,

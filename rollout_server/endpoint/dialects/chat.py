@@ -94,7 +94,7 @@ class ChatDialect(Dialect):
 
 
 def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return the texts before which a turn is to end."""
+    """Return the stop texts: a turn ends before the first of these texts."""
     return tuple(text for text in ([stop] if isinstance(stop, str) else stop or []) if text)
 
 

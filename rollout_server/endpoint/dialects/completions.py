@@ -26,7 +26,7 @@ class _CompletionsBody(RequestBody):
 
 
 class Completions(Dialect):
-    """OpenAI's text completions."""
+    """OpenAI's text completions API."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
         request = _CompletionsBody.parse(body)

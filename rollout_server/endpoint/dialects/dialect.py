@@ -53,7 +53,7 @@ Recall = Callable[[str], "Recalled | None"]
 
 
 class RequestBody(BaseModel):
-    """The fields of a request that all dialects have. Fields that are not here change nothing; some are recorded."""
+    """The request fields that all dialects have. Other fields have no effect; some of them are recorded."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,7 +63,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read a request; raises BadBody, or ApiError (400) for JSON that is not a request."""
+        """Read a request. Raises BadBody, or ApiError (400) if the JSON is not a request."""
         try:
             return cls.model_validate(read_agents_json(body))
         except ValidationError as error:
@@ -72,7 +72,7 @@ class RequestBody(BaseModel):
             raise ApiError(400, "invalid_request", f"{where}: {first['msg']}") from error
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Return the wishes of the request; ``more`` are those with another form in this dialect, None for none."""
+        """Return the request's settings. ``more`` holds settings with another form in this dialect; None is unset."""
         extra = self.model_extra or {}
         named = {name: extra[name] for name in WISHES if extra.get(name) is not None}
         if self.tool_choice not in (None, "auto", {"type": "auto"}):
@@ -84,13 +84,13 @@ class Dialect(ABC):
     """A chat API.
 
     Attributes:
-        alive: a stream's sign of life while the answer is on its way; clients pass over it.
+        alive: an event that keeps a stream alive until the answer comes; clients ignore it.
     """
 
     alive: bytes = b": the policy is speaking\n\n"
 
     def read(self, body: bytes, recall: Recall) -> Asked:
-        """Read the call that a request makes.
+        """Return the call that a request makes.
 
         Raises:
             BadBody: the body is not JSON.
@@ -104,39 +104,39 @@ class Dialect(ABC):
 
     @abstractmethod
     def _read(self, body: bytes, recall: Recall) -> Asked:
-        """Read the call as :meth:`read` does; may raise BadMessages, too."""
+        """Return the call like :meth:`read`; may also raise BadMessages."""
 
     @abstractmethod
     def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
-        """Return the answer to a call that does not stream."""
+        """Return the body of the answer to a call that does not stream."""
 
     @abstractmethod
     def events(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
         """Yield the answer to a call that streams, as server-sent events."""
 
     def counted(self, tokens: int) -> dict[str, Any]:
-        """Return the answer of a route that counts the tokens of a call."""
+        """Return the answer that states the number of tokens of a call."""
         return {"input_tokens": tokens}
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        """Return the body of a refusal; this one is in OpenAI's shape."""
+        """Return the body of a refusal; the default has OpenAI's shape."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, "invalid_request_error")
         kind = "server_error" if error.status >= 500 else kind
         return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the event of a refusal in a stream that has begun."""
+        """Return the event that reports a refusal in a stream that has begun."""
         return event(self.refusal(error))
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
-    """Return a server-sent event."""
+    """Return the bytes of a server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Return a call's arguments as the text in which they are sent."""
+    """Return a call's arguments as the text that is sent to the client."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
@@ -154,7 +154,7 @@ def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
 
 
 def function_tool(name: str, description: object, parameters: object) -> dict[str, Any]:
-    """Return a tool in the form in which the policy gets it."""
+    """Return a tool in the form that the policy gets."""
     fields = {"description": description, "parameters": parameters}
     return {"type": "function", "function": {"name": name, **{key: value for key, value in fields.items() if value}}}
 
@@ -163,9 +163,9 @@ def function_tool(name: str, description: object, parameters: object) -> dict[st
 class OfferedTools:
     """The tools of a request.
 
-    ``offered`` are the tools that the policy gets, in its form; ``loadable`` are those, by name, that it gets once the
-    agent refers to them. ``others`` are the kinds of tools that only the API's own maker has, as a setting: the policy
-    does not get them.
+    ``offered`` are the tools that the policy gets, in the policy's form. ``loadable`` are, by name, tools that the
+    policy gets once the agent refers to them. ``others`` names, as a setting, the kinds of tools that only the API's
+    maker can run: the policy does not get such tools.
     """
 
     offered: list[dict[str, Any]]
@@ -179,10 +179,10 @@ def offered_tools(
     """Read the tools of a request.
 
     Args:
-        kind: the kind of the tools that an agent answers itself; ``default`` is the kind of a tool that names none.
+        kind: the kind of tools that the agent runs itself; ``default`` is the kind of a tool that states no kind.
         parameters: the key that holds a tool's JSON schema.
-        agent_searches: the agent finds the tools that are to be loaded later. Where the API's maker would search, they
-            are offered at once.
+        agent_searches: the agent itself searches for tools to load later. If it is False, the API's maker would search,
+            and such tools are offered at once.
 
     Raises:
         BadMessages: a tool has no name, or cannot be written for the policy.

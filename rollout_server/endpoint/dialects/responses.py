@@ -49,7 +49,7 @@ class _ResponsesBody(RequestBody):
 
 
 class Responses(Dialect):
-    """OpenAI's responses. A call can refer to earlier answers of the episode by their ids."""
+    """OpenAI's responses API. A call can refer to earlier answers of the episode by their ids."""
 
     def _read(self, body: bytes, recall: Recall) -> Asked:
         request = _ResponsesBody.parse(body)
@@ -132,7 +132,7 @@ class Responses(Dialect):
 
 
 def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
-    """Return the conversation up to an earlier answer, and that answer."""
+    """Return the conversation that led to an earlier answer, and this answer."""
     if response_id is None:
         return ()
     match = _RESPONSE.fullmatch(response_id)
@@ -143,7 +143,7 @@ def _before(response_id: str | None, recall: Recall) -> Sequence[ChatMessage]:
 
 
 def _read_items(items: Sequence[dict[str, Any]], recall: Recall) -> Iterator[ChatMessage]:
-    """Yield messages; thought, message and calls of an assistant that follow each other are one turn."""
+    """Yield messages. Consecutive thoughts, messages and calls of an assistant become one turn."""
     turn: ChatMessage | None = None
     for number, item in enumerate(items):
         where = f"input[{number}]"
@@ -189,7 +189,7 @@ def _call_ids(item: dict[str, Any]) -> tuple[str]:
 
 
 def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
-    """Return the item of an earlier answer that has this id."""
+    """Find the item with this id in the earlier answers, and return the item."""
     match = _ITEM.fullmatch(str(name))
     recalled = recall(match[2]) if match else None
     if match and recalled:
@@ -206,7 +206,7 @@ def _referred(name: object, where: str, recall: Recall) -> dict[str, Any]:
 
 
 def _flat(tools: Iterable[Any], agent_searches: bool = False) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Yield each tool, those of namespaces and the agent's search as functions, and fields that its calls change."""
+    """Yield each tool (namespaces' tools and the agent's search as functions) and the fields that its calls need."""
     for tool in tools:
         match tool:
             case {"type": "namespace", "name": str(namespace), "tools": list(inner)}:
@@ -238,14 +238,14 @@ def _searched_tools(items: Iterable[dict[str, Any]]) -> Iterator[Any]:
 
 
 def _loaded(searched: Iterable[Any]) -> str:
-    """Return the policy's text for the tools that a search has found."""
+    """Return the text with which the policy learns the tools that a search has found."""
     flat = [tool for tool, _ in _flat(searched)]
     tools = offered_tools(flat, "function", None, "parameters", agent_searches=False).offered
     return "\n".join(loaded_tool(tool["function"]["name"], tool) for tool in tools) or "No tool was found."
 
 
 def _compaction(choice: Choice) -> dict[str, Any]:
-    """Return a summary as the item that takes the place of the history."""
+    """Return a summary in the form of the item that replaces the history."""
     return {"id": f"cmp_{choice.turn_id}", "type": "compaction", "encrypted_content": choice.spoken.content}
 
 
@@ -269,7 +269,7 @@ def _items(choice: Choice, asked: Asked) -> list[dict[str, Any]]:
 
 
 def _begun(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as it begins."""
+    """Return the form of an item at the beginning of its stream."""
     match item["type"]:
         case "compaction" | "tool_search_call":
             return item
@@ -279,7 +279,7 @@ def _begun(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _streamed(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (kind, data) of the events between an item's beginning and its end."""
+    """Yield (kind, data) of each event between the beginning and the end of an item."""
     if item["type"] == "function_call":
         yield "function_call_arguments.delta", {"delta": item["arguments"]}
         yield "function_call_arguments.done", {"arguments": item["arguments"], "name": item["name"]}

@@ -51,8 +51,8 @@ THOUGHT_MARKS = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"), ("<
 
 
 class NoCompletion(Exception):
-    """The service gives no completion; the message is a line that names it and holds its words. ``status`` is that of
-    its last answer, None without one. ``busy``: it was busy until the patience was over."""
+    """The service gives no completion; the message names the service and quotes its answer in one line. ``status`` is
+    the HTTP status of the last answer, None without one. ``busy``: the service stayed busy until the patience ended."""
 
     def __init__(self, message: str, status: int | None, busy: bool = False):
         super().__init__(message)
@@ -60,15 +60,15 @@ class NoCompletion(Exception):
 
 
 class ConversationTooLong(NoCompletion):
-    """The service says that the messages are more than the model holds."""
+    """The service says that the messages are longer than the model's context."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer; tokens as the service counts them, 0 where it does not say. ``seconds`` are those of the last try.
-    ``text`` is the answer, ``reasoning`` the thinking, which the service tells apart or leaves in the text, and
-    ``content`` the text as the service gives it. ``cut_in_thinking``: it ended before its thinking did, so there is no
-    answer. A tool call has ``id``, ``name`` and ``arguments``, which should be JSON.
+    """An answer. The service counts the tokens; 0 without a count. ``seconds`` is the duration of the last try.
+    ``text`` is the answer without its thinking, ``reasoning`` the thinking; ``content`` is the text as the service
+    sent it and may hold both. ``cut_in_thinking``: the text ended inside the thinking, so there is no answer.
+    A tool call has ``id``, ``name`` and ``arguments``; the arguments should be JSON.
     """
 
     text: str
@@ -83,7 +83,7 @@ class Completion:
 
 
 class _RetryableError(Exception):
-    """Worth another try. ``odd``: it answered, and it was not a completion; ``silent``: it did not answer in time."""
+    """A failure worth another try. ``odd``: the answer was no completion; ``silent``: there was no answer in time."""
 
     def __init__(
         self,
@@ -103,23 +103,23 @@ class _RetryableError(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """The bounds within which a service is asked again: ``tries`` where it is away, ``busy_s`` seconds from the first
-    time on that it is busy."""
+    """How long to ask a service again: up to ``tries`` times if it cannot be reached, and ``busy_s`` seconds from its
+    first answer that it is busy."""
 
     tries: int
     busy_s: float
 
 
 class AddressClient(Generic[Answer]):
-    """Asks one address of an endpoint.
+    """Sends requests to one address of an endpoint.
 
     Args:
-        session: carries what authorizes requests, and the bound of one request.
-        address: the whole of it.
-        read: makes an answer of decoded JSON and the seconds that it took; None if it is not one.
+        session: HTTP session with the authorization and the timeout of a request.
+        address: the full URL.
+        read: makes the answer from decoded JSON and the seconds that the request took; None if the JSON is no answer.
 
     Attributes:
-        completions: how many there have been.
+        completions: number of answers received so far.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class AddressClient(Generic[Answer]):
         self._read = read
 
     async def ask(self, body: Mapping[str, Any], patience: Patience | None = None) -> Answer:
-        """Return the answer to a request, for which a service that is busy or away is asked until the patience is over;
-        None: until this is cancelled. Warns once when that has lasted :data:`WARN_AFTER_S`.
+        """Return the answer to a request. Ask a service that is busy or away again until ``patience`` is over; if None,
+        until this call is cancelled. Log one warning after :data:`WARN_AFTER_S`.
 
         Raises:
-            ConversationTooLong: for the service's model.
-            NoCompletion: the service refuses the request, keeps answering with something else, or the patience is over.
+            ConversationTooLong: the request is longer than the context of the service's model.
+            NoCompletion: the service refuses the request, keeps sending something else, or the patience is over.
         """
         began, warned, made, silent, odd = time.monotonic(), False, 0, 0, 0
         busy_since: float | None = None
@@ -192,7 +192,7 @@ class AddressClient(Generic[Answer]):
 
 
 class ChatClient(AddressClient[Completion]):
-    """Asks the chat of one endpoint; ``url`` is without ``/chat/completions``."""
+    """Sends chat requests to one endpoint. ``url`` does not include ``/chat/completions``."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         super().__init__(session, f"{url.rstrip('/')}/chat/completions", _completion)
@@ -200,7 +200,7 @@ class ChatClient(AddressClient[Completion]):
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
-    """Read the body, as far as :data:`MAX_ANSWER_BYTES`, whatever charset it claims."""
+    """Read at most :data:`MAX_ANSWER_BYTES` of the body. Any charset that the service names is accepted."""
     body = bytearray()
     async for chunk in answer.content.iter_chunked(1 << 16):
         body += chunk
@@ -210,7 +210,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 def _completion(data: Any, seconds: float) -> Completion | None:
-    """Read a completion; None if ``data`` is not one."""
+    """Return the completion that ``data`` holds; None if it holds none."""
     match data:
         case {"choices": [{"message": dict(message)} as choice, *_]}:
             content = message.get("content")  # some leave it out where it is empty
@@ -237,8 +237,8 @@ def _completion(data: Any, seconds: float) -> Completion | None:
 
 
 def _apart(text: str) -> tuple[str, str, bool]:
-    """Return (thinking, answer, cut) of a text in which a service leaves the thinking, in one place or in several;
-    ``cut``: it ended before its thinking did."""
+    """Return (thinking, answer, cut) of a text that may hold thinking in one or several places. ``cut``: the text ended
+    inside the thinking."""
     for opens, closes in THOUGHT_MARKS:
         if text.lstrip().startswith(opens):
             text = text.replace(opens, THOUGHT_OPENS, 1).replace(closes, THOUGHT_CLOSES, 1)
@@ -253,7 +253,7 @@ def _apart(text: str) -> tuple[str, str, bool]:
 
 
 def _calls(calls: Any) -> Iterator[dict[str, str]]:
-    """Yield the tool calls of a message, without malformed ones; a call without an id gets one by its place."""
+    """Yield the tool calls of a message; skip malformed calls. A call without an id gets one made from its position."""
     for number, call in enumerate(calls if isinstance(calls, list) else []):
         match call:
             case {"function": {"name": str(name), **function}}:
@@ -263,7 +263,7 @@ def _calls(calls: Any) -> Iterator[dict[str, str]]:
 
 
 def _joined(content: str | list[Any] | None) -> str:
-    """Return the text of a message, which may come in parts; parts that are thinking, or hold no text, are left out."""
+    """Return the text of a message, joined from its parts. Parts with thinking or without text are left out."""
     if isinstance(content, list):
         visible = [part for part in content if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
         texts = [part.get("text") if isinstance(part, dict) else part for part in visible]
@@ -276,7 +276,7 @@ def _count(value: Any) -> int:
 
 
 def _words(data: Any, page: str) -> str:
-    """Return the service's own words: its error's message, or the beginning of the page."""
+    """Return what the service wrote about an error: the error's message, or the beginning of the page."""
     match data:
         case {"error": {"message": str(text)}} | {"error": str(text)} | {"detail": str(text)} | {"message": str(text)}:
             pass

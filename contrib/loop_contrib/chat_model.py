@@ -25,7 +25,7 @@ MAX_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, config=STRICT)
 class ChatEndpoint:
-    """The place where a model is asked: ``POST <url>/chat/completions``. Raises ValueError for what no endpoint has."""
+    """The endpoint of a model, ``POST <url>/chat/completions``. Raises ValueError if a setting is wrong."""
 
     url: str
     """The address without ``/chat/completions``."""
@@ -48,16 +48,16 @@ class ChatEndpoint:
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> ChatEndpoint:
-        """Read the section of a config that has this name. Raises ValueError, one line that begins with it."""
+        """Read an endpoint from the config section ``name``. Raises ValueError, one line that begins with ``name``."""
         return from_mapping(cls, options, name)
 
 
 class ChatModel:
-    """Answers one text, or one conversation, at a time, at temperature 0. While it is asked no agent's time runs.
+    """Answers one text or one conversation at a time, at temperature 0. The agent's time stands still meanwhile.
 
-    A text that it refuses, breaks over, or is silent to, is answered by "": a greeting, which does not depend on the
-    agent, then shows whether it is there at all. So an agent whose words break it cannot void an episode. A model that
-    is busy is waited for.
+    If the model refuses a text, fails on it or stays silent, the answer is "". A greeting, which does not depend on the
+    agent, then tests whether the model works at all. So an agent cannot void an episode with a text that breaks the
+    model. If the model is busy, the request waits.
     """
 
     def __init__(self, name: str, endpoint: ChatEndpoint) -> None:
@@ -66,7 +66,7 @@ class ChatModel:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Raises EnvironmentCrashed if it does not answer a greeting."""
+        """Connect to the model. Raises EnvironmentCrashed if the model does not answer a greeting."""
         key = read_secret(self._endpoint.api_key_env) if self._endpoint.api_key_env is not None else ""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=self._endpoint.timeout_s)
@@ -78,13 +78,13 @@ class ChatModel:
             raise
 
     async def ask(self, text: str) -> str:
-        """Return its answer; "" if it has none to this text. Raises EnvironmentCrashed if it answers nothing at all, or
-        is busy for longer than :data:`PATIENCE`."""
+        """Return the model's answer; "" if it has none to this text. Raises EnvironmentCrashed if the model does not
+        even answer a greeting, or is busy for longer than :data:`PATIENCE`."""
         completion = await self.reply({"messages": [{"role": "user", "content": text}]})
         return "" if completion is None else completion.text.strip()
 
     async def reply(self, body: Mapping[str, Any]) -> Completion | None:
-        """Return its answer to a whole request, which may offer tools; None, and errors, as for a text."""
+        """Return the answer to a request, which may offer tools; None without one. Raises as :meth:`ask`."""
         with paused_agent_timeout():
             try:
                 completion = await self._complete(body)

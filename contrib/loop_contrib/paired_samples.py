@@ -19,13 +19,13 @@ from loop_recipes.rollouts.fixed_set import SampleMaker
 
 
 class TurnPairs(SampleMaker):
-    """Trains on pairs of turns alone, each turn after all that came before it. It needs a loss on pairs.
+    """Makes samples from pairs of turns only, each turn with its whole history. The loss must be a loss on pairs.
 
-    The turns of a pair are a group by themselves, and the return of each is its value. So ``ReturnPairs`` finds the
-    pair again, if its values differ by more than its own threshold too.
+    The two turns of a pair form a group, and a turn's value is its return. ``ReturnPairs`` then finds the same pair
+    if the two values differ by more than the threshold of ``ReturnPairs``.
 
     Args:
-        file: of pairs, which ``loop method trees`` or ``rank-turns`` wrote; ``rollouts.logs`` holds their rollouts.
+        file: file of pairs from ``loop method trees`` or ``rank-turns``; ``rollouts.logs`` must hold their rollouts.
     """
 
     reads_branches = True

@@ -22,8 +22,8 @@ POLICY_VERSION = 0
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """The policy, node and folder of such a command: ``name`` begins the ids of its collections, ``out`` is the output
-    folder, and ``tasks`` are those of the training split, or of ``collection.tasks``."""
+    """The policy, node and output folder ``out`` of a command that samples. The ids of its collections begin with
+    ``name``. ``tasks`` are the ids in ``collection.tasks``, or else the tasks of the training split."""
 
     conf: LoopConfig
     name: str
@@ -37,10 +37,10 @@ def served_policy(config: str, overrides: Sequence[str], branching: bool = False
     """Open the node of a config of ``loop_appworld``, and serve its ``initial_adapter`` or the base model.
 
     Args:
-        branching: the command goes on from turns of stored rollouts.
+        branching: whether the command continues stored rollouts from their turns.
 
     Raises:
-        ConfigError: of the config; and the errors of the node.
+        ConfigError: the config is wrong. The node's errors are raised too.
     """
     # torch, which --help does without
     from loop_recipes.config.preflight import check_adapter_folder, check_rollout_node

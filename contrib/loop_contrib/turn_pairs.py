@@ -26,7 +26,7 @@ PAIRS_FILE = "pairs.jsonl"
 
 @dataclass(frozen=True)
 class TurnIds:
-    """The token ids of a turn, and those that answered it (none where the sequence ends)."""
+    """The token ids of a turn, and the ids of the answer to it (none at the end of the sequence)."""
 
     sampled: tuple[int, ...]
     answer: tuple[int, ...]
@@ -44,10 +44,10 @@ def turns_of(rollout: Rollout) -> list[TurnIds]:
 
 @dataclass(frozen=True)
 class TurnPair:
-    """Turn ``turn`` (from 0, of the episode) as two rollouts sampled it.
+    """One turn as two rollouts sampled it; ``turn`` is its number in the episode, from 0.
 
-    ``chosen_value`` and ``rejected_value`` are the mean returns of the ``chosen_visits`` and ``rejected_visits``
-    rollouts that went through each.
+    ``chosen_value`` is the mean return of the ``chosen_visits`` rollouts that took the chosen turn;
+    ``rejected_value`` and ``rejected_visits`` are the same for the rejected turn.
     """
 
     task_id: str
@@ -61,15 +61,15 @@ class TurnPair:
 
     @property
     def turns(self) -> tuple[frozenset[str], int]:
-        """The same for all pairs of these two turns, whichever of them is chosen."""
+        """Return a key that is equal for all pairs of the same two turns, whichever turn is chosen."""
         return frozenset((self.chosen, self.rejected)), self.turn
 
 
 def read_pairs(path: Path) -> list[TurnPair]:
-    """Read the pairs of a file, each two turns once.
+    """Read the pairs of a file. Of several pairs with the same two turns, keep one.
 
     Raises:
-        ValueError: a whole line is not a pair; names the file.
+        ValueError: a complete line is not a pair; the message names the file.
     """
     with raised_as(ValueError, f"{path} holds a line that is not a pair: ", TypeError):
         pairs = [TurnPair(**line.record) for line in read_lines(path)]
@@ -77,7 +77,7 @@ def read_pairs(path: Path) -> list[TurnPair]:
 
 
 def write_pairs(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnPair]) -> None:
-    """Write the pairs in place of those in ``folder``, and the rollouts that they name, which are there first."""
+    """Write the rollouts that the pairs name, then replace the file of pairs in ``folder``."""
     pairs = list(pairs)
     folder.mkdir(parents=True, exist_ok=True)
     named = {name for pair in pairs for name in (pair.chosen, pair.rejected)}

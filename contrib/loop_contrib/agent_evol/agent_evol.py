@@ -37,11 +37,11 @@ class AgentEvol:
     """The settings of a whole run. All but ``rounds`` must stay the same each time that a folder is continued.
 
     Args:
-        config, collecting: config of loop_appworld and its overrides, for the collections.
-        training, learning: config of sft_appworld and its overrides, for the trainings.
-        seed: of the first round; each later one adds 1.
-        attempts: at a task in a round, until it is solved.
-        ranks: of the trainings; 1 starts none but the program itself.
+        config, collecting: the config of loop_appworld and the overrides of it, for the collections.
+        training, learning: the config of sft_appworld and the overrides of it, for the trainings.
+        seed: seed of the first round; each later round adds 1.
+        attempts: most rollouts of one task in a round; an attempt that solves the task is the last.
+        ranks: number of processes that train; 1 starts no process besides the program itself.
     """
 
     config: str
@@ -54,7 +54,7 @@ class AgentEvol:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse before hours of sampling what either kind of command would refuse later.
+        """Check the settings of both commands now, so that a mistake does not show up after hours of sampling.
 
         Raises:
             ConfigError: one line that names the key and the cure.
@@ -64,14 +64,14 @@ class AgentEvol:
         read_config(compose(self.training, learning, "sft_appworld"), SftConfig)
 
     def collect(self, folder: Path, number: int, policy: Path | None) -> list[str]:
-        """Return the command that samples round ``number`` (from 1) with ``policy``, None for the initial one."""
+        """Return the command that samples round ``number`` (from 1) with ``policy``; None is the initial policy."""
         command = module("loop_contrib.rft.collect_solved", self.config, *self.collecting)
         command += [f"output_dir={folder}", f"seed={self.seed + number - 1}"]
         command += [] if policy is None else [f"initial_adapter={policy}"]
         return [*command, "--temperatures", f"{self.temperature:g}", "--attempts", str(self.attempts)]
 
     def train(self, folder: Path, logs: Sequence[Path]) -> list[str]:
-        """Return the command that trains on ``logs``, and goes on where it was stopped."""
+        """Return the command that trains on ``logs``. A stopped training resumes where it ended."""
         ranks = on_ranks(self.ranks) if self.ranks > 1 else []
         command = tune("run", *ranks, "sft_appworld", "--config", self.training, *self.learning)
         names = ",".join(map(str, logs))
@@ -79,11 +79,11 @@ class AgentEvol:
 
 
 def agent_evol(wanted: AgentEvol, out: Path, rounds: int) -> Path:
-    """Do what is missing of ``rounds`` rounds in ``out``; returns the newest policy.
+    """Run those of the ``rounds`` rounds that ``out`` does not hold yet. Return the folder of the newest policy.
 
     Raises:
         ConfigError: ``out`` was begun with another configuration.
-        StepFailed: a command failed, or was stopped before its end, or nothing is solved yet.
+        StepFailed: a command failed or was stopped before its end, or no rollout has solved a task yet.
     """
     steps = Steps(out, asdict(wanted))
     policy: Path | None = None
@@ -102,7 +102,7 @@ def agent_evol(wanted: AgentEvol, out: Path, rounds: int) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command with these arguments and return its exit status."""
     words, learning = split_words(sys.argv[1:] if arguments is None else arguments)
     parser = config_parser("method evol", __doc__)
     parser.add_argument("--training", required=True, metavar="CONFIG", help="a config of sft_appworld: the learner")

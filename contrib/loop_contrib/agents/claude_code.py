@@ -7,7 +7,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """Start it for root too, by ``IS_SANDBOX``; the node sets ``ANTHROPIC_BASE_URL`` and the key."""
+    """Return how to start Claude Code. ``IS_SANDBOX`` lets root start it; the node sets its URL and its key."""
     names = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER", "IS_SANDBOX")
     return Start(
         ["-p", "--dangerously-skip-permissions", "--", prompt],

@@ -9,7 +9,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """Start it with a provider of its config that says where the policy answers: it reads no ``OPENAI_BASE_URL``."""
+    """Return how to start codex. Its config file names the policy's URL, since codex ignores ``OPENAI_BASE_URL``."""
     config = f"""\
 model = "policy"
 model_provider = "node"

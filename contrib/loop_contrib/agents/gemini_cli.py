@@ -9,7 +9,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """Start it with settings that say that it has a key, and variables that say which and where."""
+    """Return how to start gemini-cli. Its settings choose login by key; variables hold the key and the policy's URL."""
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
     return Start(
         ["-m", "policy", "--approval-mode", "yolo", f"--prompt={prompt}"],

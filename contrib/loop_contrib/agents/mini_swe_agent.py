@@ -7,7 +7,7 @@ from agent_environments.program_protocol import Connection
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """Start it so that it asks nothing, and counts no costs of a model whose price it does not know."""
+    """Return how to start mini-swe-agent so that it asks the user nothing. A model without a known price is allowed."""
     return Start(
         ["-y", "--exit-immediately", "-m", "openai/policy", f"--task={prompt}"],
         {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},

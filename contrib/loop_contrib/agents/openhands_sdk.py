@@ -12,7 +12,7 @@ ENVIRONMENT = ".venv-openhands"
 
 
 def start(connection: Connection, prompt: str) -> Start:
-    """Start the program, which reads the variables of the node."""
+    """Return how to start the program. It reads the environment variables that the node sets."""
     return Start([str(PROGRAM), prompt], {"OPENHANDS_SUPPRESS_BANNER": "1"})
 
 

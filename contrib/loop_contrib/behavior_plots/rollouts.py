@@ -39,7 +39,7 @@ SOLVED: dict[str, Any] = {"ls": "", "marker": "o", "ms": 4, "mew": 0, "color": "
 
 @dataclass(frozen=True)
 class PlottedAttempt:
-    """The part of one rollout that a picture needs; ``index`` counts those of its task, ``behavior`` holds counts."""
+    """The part of a rollout that the figures need. ``index`` numbers a task's rollouts; ``behavior`` holds counts."""
 
     task_id: str
     index: int
@@ -50,14 +50,14 @@ class PlottedAttempt:
 
 @dataclass(frozen=True)
 class Period:
-    """The attempts of some collections, under a name."""
+    """The attempts of one or more collections, with the name that the figures show."""
 
     name: str
     attempts: list[PlottedAttempt]
 
 
 def read_attempts(log: Path) -> list[PlottedAttempt]:
-    """Read the episodes of a collection's log. Raises ValueError for a damaged line; names it."""
+    """Read the episodes of a collection's log. Raises a ValueError that names the line if a line is damaged."""
     environment = read_description(log)
     attempts = []
     for _, lines in groupby(read_lines(log), key=lambda line: line.record["episode_id"]):
@@ -74,7 +74,7 @@ def read_attempts(log: Path) -> list[PlottedAttempt]:
 
 
 def read_periods(run: Path) -> tuple[str, list[Period]]:
-    """Read (dataset, early and late) of a run's or an evaluation's folder, or the one period of a single log.
+    """Return the dataset and the periods: early and late for the folder of a run or an evaluation, one for a log.
 
     Raises:
         ValueError: the folder has no rollouts.
@@ -112,12 +112,12 @@ def _attempts(logs: Sequence[Path]) -> list[PlottedAttempt]:
 
 
 def _each_once(attempts: Sequence[PlottedAttempt]) -> list[PlottedAttempt]:
-    """Return the first rollout of each run: a task that is asked for by itself is played anew in all its runs."""
+    """Return the first attempt of each (task, index). A task requested alone has one attempt from each request."""
     return list({(item.task_id, item.index): item for item in reversed(attempts)}.values())[::-1]
 
 
 def behavior_interval(attempts: Sequence[PlottedAttempt], figure: BehaviorFigure) -> tuple[float, float]:
-    """Return the 95% percentile bootstrap over tasks (each with all its rollouts) of a figure."""
+    """Return a figure's 95% percentile bootstrap interval (low, high). Whole tasks are resampled, with all rollouts."""
     attempts = [attempt for attempt in attempts if figure.of in attempt.behavior]
     tasks = sorted({attempt.task_id for attempt in attempts})
     sums = np.zeros((len(tasks), 2))
@@ -134,8 +134,8 @@ def behavior_interval(attempts: Sequence[PlottedAttempt], figure: BehaviorFigure
 
 
 def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[BehaviorFigure]) -> Figure:
-    """Draw a panel for each measured figure: a bar with its interval for each period, and the change in the title. The
-    numbers of a panel have as many decimals as its largest needs."""
+    """Draw a panel for each measured figure. A panel has a bar with its interval for each period; its title shows the
+    change. The largest number of a panel decides how many decimals its numbers have."""
     figure, grid = panels(len(measured), width=14)
     for axes, each in zip(grid.flat, measured, strict=False):
         values = [each.value([item.behavior for item in period.attempts]) for period in periods]
@@ -163,8 +163,8 @@ def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[
 
 
 def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure:
-    """Draw the API calls of a task's rollouts as a prefix tree: columns are calls, rollouts that began alike share a
-    box. A point stands behind the last call of one that solved the task."""
+    """Draw the API calls of a task's rollouts as a prefix tree. Columns are calls; rollouts with the same first calls
+    share a box. A point after the last call marks a rollout that solved the task."""
     drawn = [Period(p.name, [item for item in p.attempts if item.task_id == task]) for p in periods]
     drawn = [period for period in drawn if period.attempts]
     counts = Counter(call for period in drawn for item in period.attempts for call in item.calls[:MAX_DEPTH])
@@ -197,10 +197,10 @@ def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure
 
 
 def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> list[Path]:
-    """Write both pictures as PNG and SVG, that of behaviour where there is something measured; returns the paths.
+    """Write both figures as PNG and SVG and return the paths. Without measurements there is no figure of behaviour.
 
     Args:
-        task: whose sequences; None for a task of both periods, if there is one, with most rollouts and sequences.
+        task: the task to draw; None takes the task with most rollouts and sequences, if possible from both periods.
 
     Raises:
         ValueError: no rollouts, or none of that task.
@@ -226,7 +226,7 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
 def _draw_tree(
     axes: Axes, ordered: Sequence[PlottedAttempt], row: int, depth: int, colours: dict[str, ColorType]
 ) -> None:
-    """Draw boxes of the rollouts ``ordered``, which agree on their first ``depth`` calls, and of what follows each."""
+    """Draw the boxes of call ``depth`` and of all later calls. The rollouts ``ordered`` share all calls before it."""
     for call, group in groupby(ordered, key=lambda item: item.calls[depth : depth + 1]):
         alike = list(group)
         if call and depth < MAX_DEPTH:
@@ -239,24 +239,24 @@ def _draw_tree(
 
 
 def _counted(count: int, what: str) -> str:
-    """Return "1 rollout", "2 rollouts"."""
+    """Return a number with its noun: "1 rollout", "2 rollouts"."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _decimals(largest: float) -> int:
-    """Return how many decimals show three digits of a number."""
+    """Return how many decimals are needed to show three digits of a number."""
     return max(0, 2 - math.floor(math.log10(largest))) if largest else 0
 
 
 def _distinct_colours(count: int) -> list[ColorType]:
-    """Return the first seven colours as everywhere; the rest from a wheel, in lighter shades."""
+    """Return ``count`` colours: first the seven that all figures use, then lighter shades from a colour wheel."""
     wheel = [plt.get_cmap("hsv", max(count, 8))(number) for number in range(max(0, count - len(COLOURS)))]
     lighter = [(0.45 + 0.5 * red, 0.45 + 0.5 * green, 0.45 + 0.5 * blue) for red, green, blue, _ in wheel]
     return [*COLOURS[:count], *lighter]
 
 
 def _change(values: Sequence[float | None]) -> str:
-    """Return the relative change from the first to the last, where it is defined."""
+    """Return the relative change from the first value to the last, such as " (+12%)"; "" if it is undefined."""
     if len(values) < 2 or values[0] is None or values[-1] is None or not values[0]:
         return ""
     return f" ({100 * (values[-1] / values[0] - 1):+.0f}%)"

@@ -58,19 +58,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, config=STRICT)
 class CodeLimits:
-    """The tools and limits of a box. ``code: python`` and ``code: shell`` take these; as a mapping, ``code`` changes
-    some.
+    """The tools and limits of a box, the sandbox of an agent's code. ``code: python`` and ``code: shell`` take the
+    defaults; a mapping as ``code`` changes some.
 
     Attributes:
         tools: ``python``, ``shell`` or both, which then share one box.
-        deadline_s: for one call.
-        memory_mb: beyond that of an empty interpreter, of all that runs together.
-        folder_mb: all files together.
-        max_characters: of the output of a call, whose beginning and end are kept.
-        packages: can be imported, with all that they require; others cannot.
-        cgroup: the folder of a cgroup of yours, in which each box gets one that bounds its memory; without it the
-            memory of its processes is read every 50 ms.
-        python: the interpreter; by default the one below the node's own environment.
+        deadline_s: longest time of one call.
+        memory_mb: memory of all processes together, beyond that of an empty interpreter.
+        folder_mb: size of all files together.
+        max_characters: length of a call's output; the middle of a longer output is dropped.
+        packages: packages that the code can import, with all that they require; it can import no others.
+        cgroup: the folder of a cgroup that you own. Each box gets a cgroup below it that bounds its memory. Without
+            ``cgroup``, the memory of a box's processes is measured every 50 ms.
+        python: the interpreter; by default the one that the node's virtual environment was made from.
     """
 
     tools: Sequence[str] = ("python",)
@@ -96,7 +96,7 @@ class PythonSessions:
         options: ``python``, ``shell``, or a mapping of :class:`CodeLimits`.
 
     Raises:
-        ValueError: the value is neither.
+        ValueError: ``options`` is neither a tool's name nor such a mapping.
     """
 
     def __init__(self, options: object) -> None:
@@ -122,7 +122,7 @@ class PythonSessions:
         """Start the server.
 
         Raises:
-            ValueError: neither a box nor a seal can be had here, or a package is missing; one line.
+            ValueError: this machine allows neither a box nor a sealed interpreter, or a package is missing; one line.
         """
         try:
             async with asyncio.timeout(START_DEADLINE_S):
@@ -138,7 +138,7 @@ class PythonSessions:
             )
 
     def check_files(self, task: Mapping[str, Any]) -> None:
-        """Check a task's ``files``; raises ValueError for those that a box cannot take."""
+        """Check a task's ``files``. Raises ValueError if a box cannot hold one of them."""
         files = task.get("files", {})
         if not isinstance(files, Mapping):
             raise ValueError("its field 'files' must map the names of files to their text: {'data.csv': '...'}")
@@ -153,7 +153,7 @@ class PythonSessions:
             raise ValueError(f"its files are more than {MAX_TASK_FILES}")
 
     def session(self) -> BoxSession:
-        """Return the box of an episode; nothing runs before its first call."""
+        """Return the box of an episode. Its first process starts at the first call."""
         return BoxSession(self.limits, self._server)
 
     async def close(self) -> None:
@@ -162,7 +162,7 @@ class PythonSessions:
 
 
 def _own_folders() -> list[str]:
-    """Return the folders that this process imports from or works in, but for the standard library."""
+    """Return the folders that this process imports from or works in, without the standard library."""
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sysconfig.get_config_var("DESTSHARED")}
     return [path for path in map(os.path.abspath, [*sys.path, "."]) if path not in standard]
 
@@ -171,8 +171,8 @@ class BoxSession(CodeSession):
     """The box of one episode, or the sealed interpreter in its place.
 
     Args:
-        limits: of it.
-        server: forks it.
+        limits: the limits of the box.
+        server: the server that forks the box.
     """
 
     def __init__(self, limits: CodeLimits, server: ForkServer) -> None:
@@ -186,7 +186,7 @@ class BoxSession(CodeSession):
         self._files = {name: text.encode() for name, text in files.items()}
 
     async def run(self, kind: str, text: str) -> str:
-        """Run ``text`` by the tool ``kind``; returns what it prints, raises ToolError where the box has ended."""
+        """Run ``text`` with the tool ``kind`` and return what it prints. Raises ToolError if the box has ended."""
         answer = await self._ask({"run": kind, "text": text}, self._limits.deadline_s + SLACK_S)
         if answer["over"] and self._process is not None:
             await self._process.end()  # and its folder with it
@@ -209,8 +209,8 @@ class BoxSession(CodeSession):
             raise ToolError(f"{error}; variables and files are gone") from error
 
     async def left_files(self) -> dict[str, bytes]:
-        """Return the files in the folder, by their paths in it: before the box begins those of the
-        task, after its end none."""
+        """Return the contents of the files in the box's folder, by path relative to the folder. Before the box starts
+        these are the task's files; after its end there are none."""
         if self._process is None:
             return dict(self._files)
         left: dict[str, bytes] = {}

@@ -11,8 +11,8 @@ from loop_contrib.colbench.pool import ANSWER_MARK
 
 
 class QuestionBehavior:
-    """Counts questions: a question is a turn that the human answered. The observation after the agent's own answer is
-    empty."""
+    """Counts the agent's questions. A question is a turn that the human answered; after the agent's final answer the
+    observation is empty."""
 
     name = "questions"
     figures = (
@@ -32,5 +32,5 @@ class QuestionBehavior:
         return {"questions": len(answers), "questions_unknown": answers.count(DOES_NOT_KNOW)}
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
-        """Return none: a conversation has no calls."""
+        """Return an empty sequence, because a conversation has no calls."""
         return []

@@ -26,9 +26,9 @@ _LIMIT = re.compile(r"The limit is (\d+)\.")
 
 
 def thought(task: ColBenchTask, asked: int) -> str:
-    """Return the thought before the answer: each particular in the human's words and as it stands in the code.
+    """Return the thought before the final answer: each particular in the human's words, then its value in the code.
 
-    "The limit is 30, so limit: 30." Of the particulars after the first ``asked``: "I guess limit: 10."
+    "The limit is 30, so limit: 30." After the first ``asked`` particulars it guesses: "I guess limit: 10."
     """
     known = [f"{one.answer.removesuffix('.')}, so {one.topic}: {value_of(one)}." for one in task.particulars[:asked]]
     guessed = [f"I guess {one.topic}: {guess_of(one.topic)}." for one in task.particulars[asked:]]
@@ -36,24 +36,24 @@ def thought(task: ColBenchTask, asked: int) -> str:
 
 
 def early_stops(task: ColBenchTask) -> list[int]:
-    """Return the numbers of questions, from 1, after which the guess of the rest is wrong."""
+    """Return after how many questions (from 1) the agent can stop so that its guess of the rest is wrong."""
     fewer = range(1, len(task.particulars))
     return [asked for asked in fewer if code_knowing(task, task.particulars[:asked]) != task.reference]
 
 
 def possible_flaws(task: ColBenchTask) -> list[str]:
-    """Return the flaws for which a task leaves room: to guess everything is always wrong."""
+    """Return the flaws that a task can show. One is always possible: to guess everything is always wrong."""
     return list(FLAWS if early_stops(task) else FLAWS[:1])
 
 
 class ColBenchDemonstrator(Demonstrator):
-    """The expert's play of generated tasks, and two flaws.
+    """Demonstrates the expert's play of generated tasks, and two flaws.
 
-    - ``answered_at_once``: asks nothing and guesses every particular.
-    - ``stopped_asking``: asks the first questions only, and guesses the rest.
+    - ``answered_at_once``: the agent asks nothing and guesses every particular.
+    - ``stopped_asking``: the agent asks only the first questions and guesses the rest.
 
     Raises:
-        ConfigError: the environment is not configured as it should be, or plays tasks that no expert knows.
+        ConfigError: the environment's config is wrong, or its tasks are not generated and so have no expert.
     """
 
     flaws = FLAWS
@@ -88,7 +88,7 @@ class ColBenchDemonstrator(Demonstrator):
         return scripts
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        """Exchange the field and the limit that the human named for others. The agent's guesses stay."""
+        """Replace the field and the limit that the human named by others. Keep the agent's guesses."""
         answers = " ".join(observation for _, observation in demonstration.steps)
         new: dict[str, str] = {}
         for field in _FIELD.findall(answers):
@@ -103,5 +103,5 @@ class ColBenchDemonstrator(Demonstrator):
         return replace(demonstration, steps=tuple((action, observation) for action, observation in steps))
 
     def group(self, task_id: str) -> str:
-        """Return the family of the task."""
+        """Return the name of the task's family."""
         return task_id.split("_")[1].rstrip("0123456789")

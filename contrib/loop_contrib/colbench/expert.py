@@ -19,16 +19,16 @@ QUESTIONS = {
 
 
 def final_message(code: str) -> str:
-    """Return the message that ends an episode with this code."""
+    """Return the message that gives ``code`` as the final answer and so ends the episode."""
     return f"{ANSWER_MARK}\n{code}"
 
 
 def expert_play(task: ColBenchTask) -> list[str]:
-    """Ask for each particular, then answer with the reference."""
+    """Return the expert's messages: a question for each particular, then the reference code as the answer."""
     return [*(QUESTIONS[particular.topic] for particular in task.particulars), final_message(task.reference)]
 
 
 def hasty_play(task: ColBenchTask, questions: int = 0) -> list[str]:
-    """Play the flaw to unlearn: answer after the first so many questions, with a guess of what was not asked for."""
+    """Return the messages of a flawed play: the first questions only, then an answer that guesses the rest."""
     asked = task.particulars[:questions]
     return [*(QUESTIONS[particular.topic] for particular in asked), final_message(code_knowing(task, asked))]

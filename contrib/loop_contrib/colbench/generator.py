@@ -47,7 +47,7 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class TaskFamily:
-    """Tasks with one shape of code; ``{noun}`` and the topics in braces stand in ``request`` and ``code``."""
+    """Tasks whose code has one template. ``request`` and ``code`` contain ``{noun}`` and topics in braces."""
 
     name: str
     request: str
@@ -55,7 +55,7 @@ class TaskFamily:
     topics: tuple[str, ...]
 
     def render(self, noun: str, chosen: Mapping[str, str]) -> str:
-        """Return the code for one choice of each particular."""
+        """Return the family's code with this noun and the chosen value of each topic."""
         return self.code.format(noun=noun, **chosen)
 
 
@@ -100,17 +100,17 @@ _FAMILY = {family.name: family for family in FAMILIES}
 
 
 def value_of(particular: Particular) -> str:
-    """Return the value in the code that the human's answer stands for."""
+    """Return the value that the code contains if the human gives this answer."""
     return next(value for value, answer in CHOICES[particular.topic].items() if answer == particular.answer)
 
 
 def guess_of(topic: str) -> str:
-    """Return the value that one would guess to stand in the code."""
+    """Return the value of a topic that an agent would guess without asking."""
     return next(iter(CHOICES[topic]))
 
 
 def code_knowing(task: ColBenchTask, known: Collection[Particular]) -> str:
-    """Return the code of a generated task with these of its particulars, and guesses of the others."""
+    """Return a generated task's code with the true values of the particulars ``known`` and guesses of all others."""
     name = task.reference.removeprefix("def ").partition("(")[0]
     family, _, noun = name.partition("_")
     chosen = {
@@ -122,10 +122,10 @@ def code_knowing(task: ColBenchTask, known: Collection[Particular]) -> str:
 
 @cache
 def generate(seed: int) -> Mapping[str, Sequence[ColBenchTask]]:
-    """Split -> tasks, sorted by id; the same for the same seed, and no two of the same code.
+    """Return split -> tasks, sorted by id. The same seed gives the same tasks; no two tasks have the same code.
 
     Raises:
-        ValueError: a family has too few tasks that hold.
+        ValueError: a family has too few tasks whose tests fail every wrong code.
     """
     splits: dict[str, list[ColBenchTask]] = {split: [] for split in PER_FAMILY}
     for family in FAMILIES:
@@ -146,7 +146,7 @@ _Draft = tuple[str, str, tuple[str, ...], tuple[Particular, ...]]
 
 
 def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
-    """Yield tasks of a family that hold, in a drawn order."""
+    """Yield, in random order, the tasks of a family whose tests fail every code with a wrong particular."""
     guessed = {topic: guess_of(topic) for topic in family.topics}
     combinations = list(itertools.product(NOUNS, *(CHOICES[topic] for topic in family.topics)))
     for noun, *values in rng.sample(combinations, len(combinations)):
@@ -173,9 +173,9 @@ def _candidates(family: TaskFamily, rng: random.Random) -> Iterator[_Draft]:
 
 
 def _rows(family: TaskFamily, field: str, other_field: str, rng: random.Random) -> _Rows:
-    """Draw the argument of a call: values around every limit and on it, some with decimals, some missing.
+    """Draw the argument of a call: values below, at and above every limit; some have decimals, some are missing.
 
-    Rows have another field of the same kind, so an answer cannot tell from its argument which one is meant.
+    Rows have a second field of the same kind, so an agent's code cannot see from its argument which field is meant.
     """
 
     def value() -> float:
@@ -193,7 +193,7 @@ def _rows(family: TaskFamily, field: str, other_field: str, rng: random.Random) 
 
 
 def _function(code: str, name: str) -> Callable[[_Rows], object]:
-    """Return the function of that name in code of ours."""
+    """Run a generated task's code and return its function ``name``."""
     names: dict[str, Any] = {}
     exec(code, names)
     function: Callable[[_Rows], object] = names[name]

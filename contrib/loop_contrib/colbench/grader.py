@@ -40,12 +40,12 @@ Outcome = dict[str, Any]
 
 
 def base_python() -> str:
-    """Return the interpreter below this virtual environment: an answer cannot reach the packages here."""
+    """Return the interpreter below this virtual environment, so that an answer cannot import packages of ours."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 
 def packages_of(code: str) -> list[str]:
-    """Return the modules outside the standard library that ``code`` imports, and what of them may be modules too."""
+    """Return the modules that ``code`` imports, and imported names that may be modules; no standard library."""
     names: dict[str, None] = {}
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.walk(ast.parse(code)):
@@ -73,11 +73,11 @@ class GraderLimits:
 
 
 class CodeGrader:
-    """Grades answers.
+    """Grades answers: runs their code and the reference in a sandbox.
 
     Args:
         python: interpreter for answers and references.
-        minimum: refuse to open below this level of the sandbox.
+        minimum: lowest level of the sandbox with which the grader opens.
     """
 
     def __init__(self, python: str, limits: GraderLimits, minimum: str) -> None:
@@ -93,7 +93,7 @@ class CodeGrader:
         self._server = ForkServer(name, command, config, EnvironmentCrashed, variables, longest_answer=MAX_OUTPUT)
 
     async def open(self) -> None:
-        """Raises PermissionError below the minimum, and EnvironmentCrashed where the interpreter does not work."""
+        """Start. Raises PermissionError if the sandbox is too weak, EnvironmentCrashed if the interpreter fails."""
         self.level = (await self._server.start())["level"]
         if LEVELS.index(self.level) < LEVELS.index(self._minimum):
             raise PermissionError(
@@ -106,10 +106,10 @@ class CodeGrader:
         await self._server.close()
 
     async def passed(self, task: ColBenchTask, code: str) -> list[bool]:
-        """Return for each of the task's calls whether ``code`` gives what the reference gives.
+        """Return for each of the task's calls whether ``code`` gives the same result as the reference.
 
         Raises:
-            EnvironmentCrashed: no process for them, not by the answer's doing; or the reference was cut short.
+            EnvironmentCrashed: no process could start, through no fault of the answer; or the reference was cut short.
         """
         packages = packages_of(task.reference)
         if task.task_id not in self._expected:
@@ -131,7 +131,7 @@ class CodeGrader:
         ]
 
     async def _outcomes(self, code: str, calls: Sequence[str], packages: Sequence[str]) -> list[Outcome]:
-        """Return the outcome of each call, ``{}`` for a call without one."""
+        """Return the outcome of each call; ``{}`` if a call has no outcome."""
         processes: list[ForkedProcess] = []
         outcomes: list[Outcome] = []
         try:

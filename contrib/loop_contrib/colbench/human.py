@@ -17,21 +17,21 @@ NO_RESPONSE = "No response."
 
 
 class Human:
-    """Answers one question at a time."""
+    """The human of a conversation, who answers one question at a time."""
 
     async def open(self) -> None:
-        """Make ready; raises EnvironmentCrashed if he cannot answer."""
+        """Prepare the human. Raises EnvironmentCrashed if the human cannot answer."""
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
-        """Return his answer to the last message of the dialogue, the agent's question.
+        """Return the human's answer to the agent's question, which is the last message of the dialogue.
 
         Raises:
-            EnvironmentCrashed: he cannot answer, whatever is asked.
+            EnvironmentCrashed: the human can answer no question at all.
         """
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Release all. May be called twice."""
+        """Release all resources. May be called twice."""
 
 
 KEYWORDS: Mapping[str, frozenset[str]] = {
@@ -47,7 +47,7 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
 
 
 class ScriptedHuman(Human):
-    """Says what a question's words ask for, of at most two particulars; deterministic, and for generated tasks only."""
+    """Recognizes particulars by a question's words and tells at most two. Deterministic; knows generated tasks only."""
 
     async def answer(self, task: ColBenchTask, dialogue: Sequence[Message]) -> str:
         words = re.findall(r"[a-z]+", dialogue[-1].content.lower())
@@ -57,8 +57,8 @@ class ScriptedHuman(Human):
 
 
 class EndpointHuman(Human):
-    """A model that knows the code and must never show it. It answers in at most two sentences, or with "No response."
-    where it has no answer.
+    """A model plays the human. It knows the code and must never show it. It answers in at most two sentences. If the
+    model has no answer, the human says "No response."
     """
 
     def __init__(self, endpoint: ChatEndpoint) -> None:
@@ -78,7 +78,7 @@ class EndpointHuman(Human):
 
 
 def prompt(task: ColBenchTask, dialogue: Sequence[Message]) -> str:
-    """Return the prompt of the model that plays the human; the agent sees nothing of it."""
+    """Return the prompt for the model that plays the human. The agent never sees this prompt."""
     transcript = "\n\n".join(
         f"{'Assistant' if message.role == 'assistant' else 'You'}: {message.content}" for message in dialogue
     )
@@ -92,7 +92,7 @@ def prompt(task: ColBenchTask, dialogue: Sequence[Message]) -> str:
 
 
 def shows_code(answer: str, reference: str) -> bool:
-    """Return whether an answer holds a fence or a whole line of the reference, be it spaced in another way."""
+    """Return whether an answer contains a code fence or a whole line of the reference, also with other spaces."""
     squeezed = "".join(answer.split())
     lines = ("".join(line.split()) for line in reference.splitlines())
     return "```" in answer or any(len(line) >= 10 and line in squeezed for line in lines)

@@ -33,13 +33,13 @@ INSTRUCTIONS = (
 
 
 def code_of(answer: str) -> str:
-    """Return the code of a final answer: its python blocks, or all of it where it has none."""
+    """Return the code of a final answer: its python blocks, or the whole answer if it has no such block."""
     plain = [line for line in answer.splitlines() if not line.strip().startswith("```")]
     return extract_code(answer) or "\n".join(plain).strip()
 
 
 class ColBenchEnvironment:
-    """A conversation."""
+    """One episode: a conversation between the agent and the human."""
 
     def __init__(self, pool: ColBenchPool) -> None:
         self._pool = pool
@@ -55,10 +55,10 @@ class ColBenchEnvironment:
         return [Message("system", INSTRUCTIONS.format(rounds=self._pool.rounds)), *self._dialogue]
 
     async def step(self, action: str) -> StepResult:
-        """Ask the human, or answer; the last message is taken as the answer, whatever it says.
+        """Send a question to the human, or take the message as the final answer, as always with the last message.
 
         Raises:
-            EnvironmentCrashed: the episode was not started, or is over; or there is no human.
+            EnvironmentCrashed: the episode was not started or is over, or the human cannot answer.
         """
         if self._task is None or self._answer is not None:
             raise EnvironmentCrashed("there is nobody to talk to: the episode was not started, or is over")
@@ -73,10 +73,10 @@ class ColBenchEnvironment:
         return StepResult(reply, done=False)
 
     async def grade(self) -> Grade:
-        """Return the tests that the answer passes; without an answer none.
+        """Return the grade: which tests the answer passes. Without an answer it passes none.
 
         Raises:
-            EnvironmentCrashed: the episode was never started, or there is no grader.
+            EnvironmentCrashed: the episode was never started, or the grader does not work.
         """
         if self._task is None:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
@@ -99,14 +99,14 @@ class ColBenchPool:
 
     Args:
         tasks: the benchmark's JSONL file for each split; null generates tasks.
-        seed: of the generated tasks.
-        human: a model, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`; null is the scripted
-            human, who knows generated tasks only.
-        rounds: messages that the agent may write.
+        seed: seed of the generated tasks.
+        human: arguments of :class:`~loop_contrib.chat_model.ChatEndpoint` for a model that plays the human; null
+            is the scripted human, who knows generated tasks only.
+        rounds: number of messages that the agent may write.
         partial_reward: the reward is the share of tests passed, in place of 0 or 1.
-        max_worlds: conversations at a time.
-        python: interpreter for the code of answers and references; null is the one below this virtual environment.
-        sandbox_minimum: refuse to open below this level: none, rlimits, seccomp.
+        max_worlds: most conversations at a time.
+        python: interpreter for answers and references; null is the one that this virtual environment was made from.
+        sandbox_minimum: lowest level with which the pool opens: none, rlimits, seccomp.
         grader: the arguments of :class:`~loop_contrib.colbench.grader.GraderLimits`.
 
     Raises:
@@ -143,7 +143,7 @@ class ColBenchPool:
         self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
-        """Raises PermissionError for a sandbox below the minimum, EnvironmentCrashed for a human who is not there."""
+        """Open. Raises PermissionError if the sandbox is too weak, EnvironmentCrashed if the human cannot answer."""
         await self.grader.open()
         await self.human.open()
 
@@ -159,7 +159,7 @@ class ColBenchPool:
         return ColBenchEnvironment(self)
 
     def release(self) -> None:
-        """Called once by an environment that closes."""
+        """Take back a place. An environment calls this once, when it closes."""
         self._slots.give_back()
 
     def status(self) -> PoolStatus:

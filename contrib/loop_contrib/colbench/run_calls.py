@@ -41,11 +41,11 @@ del sys.path[0], sys.path[-1]  # answers have no use for them
 
 
 class CallTooLong(BaseException):
-    """Out of reach of ``except Exception``."""
+    """A call took too long. ``except Exception`` in the called code does not catch this error."""
 
 
 def portable(value: Any) -> Any:
-    """Return ``value`` as JSON. Two values have the same form if Python calls them equal, and NaN equals itself."""
+    """Return ``value`` as JSON. Values that are equal in Python give equal JSON; so does NaN."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # numpy's, which equals Python's own
     if value is None or isinstance(value, str):
@@ -66,7 +66,7 @@ def portable(value: Any) -> Any:
 
 
 def outcome(code: str, call: str, cpu_s: float) -> str:
-    """Return the line for one call."""
+    """Return the JSON line that reports the outcome of one call."""
     try:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
@@ -85,7 +85,7 @@ def _too_long(number: int, frame: Any) -> None:
 
 
 def seal(packages: Sequence[str], level: str, settings: Mapping[str, Any]) -> str:
-    """Import what the reference needs, and seal this process; returns why it cannot be sealed, "" where it is."""
+    """Import the modules that the reference needs, then seal this process. Return why sealing failed, or ""."""
     for package in packages:
         with contextlib.suppress(Exception):  # it is not installed: the call that needs it fails
             importlib.import_module(package)

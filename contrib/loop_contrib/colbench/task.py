@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Particular:
-    """Something that the description leaves open. ``answer`` is what the human says when asked about ``topic``."""
+    """A detail that the task's description leaves open. The human says ``answer`` if a question is about ``topic``."""
 
     topic: str
     answer: str
@@ -17,13 +17,13 @@ class Particular:
 
 @dataclass(frozen=True)
 class ColBenchTask:
-    """A function that a human wants.
+    """A task: the human wants a function.
 
     Attributes:
         description: the human's vague request, the first message of an episode.
-        reference: the function he has in mind, as code.
-        calls: expressions; an answer passes the test of one if it gives what the reference gives.
-        particulars: what the description leaves open; only generated tasks say so.
+        reference: code of the function that the human has in mind.
+        calls: expressions, one for each test. An answer passes if it gives the same value as the reference.
+        particulars: details that the description leaves open; only generated tasks list them.
     """
 
     task_id: str
@@ -34,7 +34,7 @@ class ColBenchTask:
 
     @classmethod
     def from_json(cls, task_id: str, data: Mapping[str, Any]) -> ColBenchTask:
-        """Read a line's object; raises KeyError, TypeError or ValueError where it is not a task."""
+        """Read a task from the JSON object of a line. Raises KeyError, TypeError or ValueError if it is no task."""
         tests = data["test_cases"]
         calls = tuple(tests.values() if isinstance(tests, Mapping) else tests)
         texts = (data["problem_description"], data["ground_truth"], *calls)

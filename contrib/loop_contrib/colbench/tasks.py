@@ -13,10 +13,10 @@ from loop_plumbing.json_lines import json_lines
 
 
 def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
-    """Read the tasks of a JSONL file, in its order; the n-th is named ``<split><n>_1``.
+    """Read the tasks of a JSONL file, in the order of its lines. The n-th task gets the id ``<split><n>_1``.
 
     Raises:
-        ValueError: the file does not exist, or a line is not a task; says which.
+        ValueError: the file does not exist, or a line is not a task; the message names the file or the line.
     """
     tasks: list[ColBenchTask] = []
     with raised_as(ValueError, f"cannot read the tasks of split {split!r}: ", OSError):
@@ -34,11 +34,11 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
 
 
 class ColBenchTasks(Mapping[str, ColBenchTask]):
-    """The tasks of a pool, by id. As a config's ``samples.information`` it tells a critic the human's code.
+    """Task id -> task, for all tasks of a pool. As a config's ``samples.information``, shows a critic the human's code.
 
     Args:
         files: a JSONL file for each split; null generates tasks.
-        seed: of the generated tasks.
+        seed: seed of the generated tasks.
 
     Raises:
         ValueError: a file is missing or wrong.
@@ -53,7 +53,7 @@ class ColBenchTasks(Mapping[str, ColBenchTask]):
         self._by_id = {task.task_id: task for tasks in self.splits.values() for task in tasks}
 
     def __getitem__(self, task_id: str) -> ColBenchTask:
-        """Raises UnknownTask."""
+        """Return a task. Raises UnknownTask."""
         try:
             return self._by_id[task_id]
         except KeyError:
@@ -66,7 +66,7 @@ class ColBenchTasks(Mapping[str, ColBenchTask]):
         return len(self._by_id)
 
     def split(self, name: str) -> Sequence[str]:
-        """Return task ids of a split, in order; raises UnknownTask."""
+        """Return the task ids of a split, in order. Raises UnknownTask."""
         if name not in self.splits:
             raise UnknownTask(f"no split {name!r} in ColBench; there are {', '.join(self.splits)}")
         return [task.task_id for task in self.splits[name]]

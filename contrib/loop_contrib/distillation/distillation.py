@@ -51,14 +51,14 @@ class NoTeacher(CreditFailed):
 
 
 class Distillation(Credit):
-    """Adds a teacher's part to the advantages of sampled tokens. The teacher is the base model unless one is named.
+    """Adds a term from a teacher model to the advantages of sampled tokens. The default teacher is the base model.
 
     Args:
-        strength: how much of (teacher's log-prob - sampling policy's) is added to each token's advantage; above 0.
-        alone: in place of the advantage: rewards are not learned from.
-        adapter: the teacher: a PEFT adapter of the same base model.
-        endpoint: the teacher: a model with the same token ids, whose endpoint echoes a prompt with log-probs, as
-            vLLM's; the keys are those of :class:`~loop_recipes.config.loop_config.EndpointConfig`.
+        strength: factor, above 0, of (teacher's log-prob - sampling policy's) in the advantage of each token.
+        alone: use this term in place of the advantage, so that nothing is learned from rewards.
+        adapter: a PEFT adapter of the same base model, as the teacher.
+        endpoint: arguments of :class:`~loop_recipes.config.loop_config.EndpointConfig` for a teacher with the same
+            token ids. The endpoint must echo a prompt with log-probs, like vLLM.
     """
 
     plan = MethodPlan(keeps_samples_without_signal=True)
@@ -116,15 +116,15 @@ def _own(sample: ScoredSample) -> Tensor | float:
 
 
 class _TeacherRequest:
-    """A teacher behind an endpoint, which rank 0 asks for all.
+    """A teacher behind an endpoint. Rank 0 sends the requests for all ranks.
 
     Args:
-        key: of the config, which names the endpoint.
-        deadline_s: longest time in which it must have answered for a collection.
-        stop_requested: asked while it is waited for; true ends the wait with StopRequested.
+        key: the config key of the endpoint, for error messages.
+        deadline_s: most seconds for the answers about one collection.
+        stop_requested: called during the wait; if it returns true, the wait ends with StopRequested.
 
     Raises:
-        ConfigError: its key is missing.
+        ConfigError: the endpoint's API key is missing.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class _TeacherRequest:
         """Return the log-probs [n] of the tokens that the policy sampled.
 
         Raises:
-            NoTeacher: one of them is missing or not finite.
+            NoTeacher: a log-prob is missing or not finite.
         """
         model = self._endpoint.model
         if len(logprobs) < sample.tokens:
@@ -199,7 +199,7 @@ class _TeacherRequest:
 
 
 def _prompt_logprobs(data: Any, seconds: float) -> list[Any] | None:
-    """Return the log-prob of each token of a completion that echoes its prompt; None if it is not one."""
+    """Return the log-prob of each token of a completion that echoes its prompt; None if ``data`` is no completion."""
     match data:
         case {"choices": [{"logprobs": {"token_logprobs": list(logprobs)}}]}:
             return logprobs

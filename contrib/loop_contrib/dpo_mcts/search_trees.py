@@ -24,7 +24,7 @@ from loop_recipes.verbs.exit_status import exit_status
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command with these arguments and return its exit status."""
     parser = config_parser("method trees", __doc__)
     parser.add_argument("--iterations", type=int, default=30, help="rollouts of a task beside its first two (30)")
     parser.add_argument("--exploration", type=float, default=1.0, help="weight of UCB's second term (1.0)")
@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def search_trees(options: argparse.Namespace) -> Path:
-    """Open the node, serve the policy, search; returns the folder of the pairs.
+    """Open the node, serve the policy and search. Return the folder of the pairs.
 
     Raises:
-        ConfigError: of the config or the options; and the errors of the node.
+        ConfigError: the config or an option is wrong. The node's errors are raised too.
     """
     check_search(options.iterations, options.exploration, options.threshold)  # before the node starts
     with served_policy(options.config, options.overrides, branching=True) as served:

@@ -33,7 +33,7 @@ def check_search(iterations: int, exploration: float, threshold: float) -> None:
     """Check the numbers of a search.
 
     Raises:
-        ConfigError: no iteration, or a weight or threshold below 0.
+        ConfigError: there is no iteration, or a weight or threshold is below 0.
     """
     require(iterations >= 1, f"iterations is {iterations}; it must be at least 1")
     require(exploration >= 0, f"exploration is {exploration}; it must not be negative")
@@ -42,10 +42,10 @@ def check_search(iterations: int, exploration: float, threshold: float) -> None:
 
 @dataclass(frozen=True)
 class TreeSearch:
-    """``iterations`` rollouts of each of ``tasks`` beside the two that its tree begins with.
+    """A search with ``iterations`` rollouts of each task, besides the two rollouts with which a task's tree begins.
 
-    ``name`` begins the ids of the collections; ``exploration`` is UCB's weight in units of the return; ``threshold`` is
-    between the values of a pair, which are returns as ``paid`` says.
+    The ids of the collections begin with ``name``. ``exploration`` is UCB's weight in units of the return. The values
+    of a pair, mean returns under the settings ``paid``, differ by more than ``threshold``.
 
     Raises:
         ConfigError: see :func:`check_search`.
@@ -65,10 +65,10 @@ class TreeSearch:
     def run(
         self, source: CollectionSource, folder: Path, on_iteration: Callable[[int, int], None] = lambda *_: None
     ) -> list[TurnTree]:
-        """Search; then ``folder/pairs.jsonl`` holds the pairs, and ``folder/collections`` the rollouts that they name.
+        """Search, write the pairs to ``folder/pairs.jsonl``, and write their rollouts to ``folder/collections``.
 
         Args:
-            on_iteration: called after each iteration with the numbers of iterations and of rollouts.
+            on_iteration: called after each iteration with the number of iterations and of rollouts so far.
 
         Raises:
             NoRollouts: every first rollout was lost.
@@ -102,7 +102,7 @@ class TreeSearch:
         known: dict[str, Rollout],
         iteration: int,
     ) -> None:
-        """Collect a rollout from each of ``states``; one that is refused or lost closes its state."""
+        """Collect a rollout from each of ``states``. A state whose rollout is refused or lost is closed."""
         branches = [Branch.of(known[state.sampled[0].rollout_id], [state.turn]) for state in states.values()]
         how = dataclasses.replace(self.how, continuations=1, seed=self.how.seed + iteration)
         waiting = dict(states)
@@ -128,7 +128,7 @@ class TreeSearch:
 
     @staticmethod
     def _collect(source: CollectionSource, *requests: CollectionRequest) -> list[Rollout]:
-        """Collect the rollouts of all requests in an order that does not depend on which ended first."""
+        """Collect and return the rollouts of all requests. Their order does not depend on which rollout ended first."""
         for request in requests:
             source.start(request)
         rollouts = [rollout for request in requests for rollout in read_not_lost(source, request)]

@@ -27,7 +27,7 @@ TURNS_OF_A_STATE = 2
 
 @dataclass
 class TreeState:
-    """Before turn ``turn`` of the episode; ``above`` led here, None at the root. No rollout begins in a closed one."""
+    """The state before turn ``turn``; ``above`` led here (None at the root). No rollout begins in a closed state."""
 
     turn: int
     above: TreeTurn | None = None
@@ -36,18 +36,18 @@ class TreeState:
 
     @property
     def open(self) -> bool:
-        """A rollout may begin here."""
+        """Return whether a rollout may begin in this state."""
         return not self.closed and len(self.sampled) < TURNS_OF_A_STATE
 
     @property
     def exhausted(self) -> bool:
-        """No rollout can begin here or further down."""
+        """Return whether no rollout can begin in this state or in a state below it."""
         return not self.open and all(turn.after is None or turn.after.exhausted for turn in self.sampled)
 
 
 @dataclass
 class TreeTurn:
-    """A turn taken in ``state``, first by rollout ``rollout_id``; ``after`` is None where it ended the episode."""
+    """A turn in ``state``, sampled first by rollout ``rollout_id``. ``after`` is None if the turn ended the episode."""
 
     rollout_id: str
     ids: TurnIds
@@ -58,12 +58,12 @@ class TreeTurn:
 
     @property
     def value(self) -> float:
-        """Mean return of the rollouts that went through it."""
+        """Return the mean return of the rollouts that took this turn."""
         return self.total / self.visits
 
 
 class TurnTree:
-    """The rollouts of one task.
+    """The rollouts of one task, as a tree of states and turns.
 
     Args:
         exploration: weight of UCB's second term, in units of the return.
@@ -75,7 +75,7 @@ class TurnTree:
         self._exploration = exploration
 
     def select(self) -> TreeState | None:
-        """Return the state in which the next rollout begins; None once nothing is left to try."""
+        """Return the state in which the next rollout begins; None if no state is left."""
         state = self.root
         while not state.open:
             ways = [turn for turn in state.sampled if turn.after is not None and not turn.after.exhausted]
@@ -91,7 +91,7 @@ class TurnTree:
         return turn.value + self._exploration * math.sqrt(math.log(visits) / turn.visits)
 
     def add(self, state: TreeState, rollout_id: str, turns: Sequence[TurnIds], reward: float) -> None:
-        """Add a rollout that began at ``state`` and sampled ``turns``, at least one; its return is backed up."""
+        """Add a rollout that began at ``state`` and sampled ``turns`` (one or more). Back its return up to the root."""
         began = state
         for number, ids in enumerate(turns):
             turn = next((known for known in state.sampled if known.ids == ids), None)
@@ -110,7 +110,7 @@ class TurnTree:
             ancestor = ancestor.state.above
 
     def pairs(self, threshold: float) -> Iterator[TurnPair]:
-        """Yield the best and the worst turn of every state, where they say different things and their values differ by
+        """Yield the best and the worst turn of every state as a pair, if their texts differ and their values differ by
         more than ``threshold``."""
         for state in self._states(self.root):
             if len(state.sampled) < TURNS_OF_A_STATE:

@@ -42,12 +42,12 @@ NEVER_ANSWERED = (401, 403, 404)
 
 
 class EndpointEpisodes:
-    """Plays episodes on a pool of this process's own; blocking outside, asynchronous inside.
+    """Plays episodes on a pool in this process. The methods block; inside, the episodes run asynchronously.
 
     Args:
-        environment: whose pool the episodes run in.
-        model_dir: folder of the tokenizer by which observations are cut, the same for all policies compared.
-        log_folder: gets ``collections/<id>.jsonl``, for `loop view`.
+        environment: config of the pool in which the episodes run.
+        model_dir: folder of the tokenizer that cuts observations; use the same for all policies compared.
+        log_folder: folder that gets ``collections/<id>.jsonl``, for `loop view`.
     """
 
     check_reached = staticmethod(check_reached)
@@ -71,10 +71,10 @@ class EndpointEpisodes:
         return self._pool.dataset
 
     def tasks(self, split: str) -> list[str]:
-        """Return task ids of a split.
+        """Return the task ids of a split.
 
         Raises:
-            UnknownTask: no such split.
+            UnknownTask: there is no such split.
         """
         return list(self._pool.tasks(split))
 
@@ -88,14 +88,14 @@ class EndpointEpisodes:
         deadline_s: float,
         on_result: Callable[[Cell, TaskResult], None] = lambda cell, result: None,
     ) -> None:
-        """Fill the store with a result for every rollout of ``cells`` that it lacks.
+        """Play every rollout of ``cells`` whose result the store lacks, and add the results to the store.
 
-        As on a rollout node, a rollout is attempted :data:`MAX_ATTEMPTS` times, and what is lost is played again at the
-        end, ``retries`` times with one attempt each.
+        As on a rollout node, a rollout has :data:`MAX_ATTEMPTS` attempts. At the end, lost rollouts are played again,
+        ``retries`` times with one attempt each.
 
         Raises:
-            NoScore: everything of a cell was lost.
-            EvaluationTimeout: not done after ``deadline_s``.
+            NoScore: all rollouts of a cell were lost.
+            EvaluationTimeout: some rollouts were not done after ``deadline_s``.
             ConfigError: the endpoint gives no completion at all.
         """
         self._finished = 0
@@ -106,7 +106,7 @@ class EndpointEpisodes:
             logger.warning("evaluation of %s: %s", endpoint.model, warning)
 
     def close(self) -> None:
-        """End the pool, and with it every world; may be called twice."""
+        """Close the pool and all its worlds. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -162,10 +162,10 @@ class EndpointEpisodes:
     async def _result(
         self, client: ChatClient, endpoint: EndpointConfig, cell: Cell, task: str, run: int, attempts: range
     ) -> TaskResult:
-        """Return the result of the first attempt that gives one, or a lost result that says why none did.
+        """Return the result of the first attempt that has one, or else a lost result that says why all failed.
 
         Raises:
-            ConfigError: the endpoint has not given a single completion, and will not.
+            ConfigError: the endpoint has never given a completion and is not expected to give one.
         """
         failure = ""
         for attempt, pause_s in zip(attempts, pauses(chat_client.FIRST_PAUSE_S), strict=False):

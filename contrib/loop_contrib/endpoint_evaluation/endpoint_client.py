@@ -26,11 +26,11 @@ class EndpointClient:
     """A model behind an OpenAI-compatible endpoint. Only its token counts tell how full the context is.
 
     Args:
-        client: of the endpoint.
-        request: the collection's limits and way of sampling.
+        client: client of the endpoint.
+        request: request with the collection's limits and sampling settings.
 
     Attributes:
-        refusal: why the endpoint gave no completion, if that ended the episode.
+        refusal: why the endpoint gave no completion; set if this ended the episode.
     """
 
     def __init__(self, client: ChatClient, endpoint: EndpointConfig, request: CollectionRequest) -> None:
@@ -97,7 +97,7 @@ class EndpointClient:
         }
 
     def close(self) -> None:
-        """Nothing is held: the session is everybody's."""
+        """Do nothing, because all clients share the session."""
 
     def _body(self, seed: int) -> dict[str, Any]:
         sampling = self._request.sampling
@@ -115,10 +115,10 @@ class EndpointClient:
 
 
 def check_reached(endpoint: EndpointConfig) -> None:
-    """Send a request, to which any answer will do: a wrong address would be asked in vain for :data:`TURN_LIMIT_S`.
+    """Check that the address answers at all. Else a turn would wait for a wrong address for :data:`TURN_LIMIT_S`.
 
     Raises:
-        ConfigError: no answer within :data:`REACHED_WITHIN_S`.
+        ConfigError: there is no answer within :data:`REACHED_WITHIN_S`.
     """
 
     async def ask() -> None:

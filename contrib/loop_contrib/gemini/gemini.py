@@ -83,7 +83,7 @@ class _GeminiBody(RequestBody):
 
 
 class Gemini(Dialect):
-    """Google's ``generateContent``. The model is named by the path."""
+    """The dialect of Google's ``generateContent``. The request's path names the model."""
 
     alive = b"\n"  # Google's clients read no comments, but pass over blank lines
     streams = False
@@ -140,7 +140,7 @@ class Gemini(Dialect):
         return {"error": {"code": error.status, "message": str(error), "status": status, "details": reason}}
 
     def failure(self, error: ApiError) -> bytes:
-        """Return an error that is not an event, as its clients look for one."""
+        """Return an error as plain JSON, not as an event, because Google's clients look for plain JSON."""
         return json.dumps(self.refusal(error)).encode()
 
     def counted(self, tokens: int) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Gemini(Dialect):
 
 
 class GeminiStream(Gemini):
-    """The same as ``streamGenerateContent``."""
+    """The dialect of Google's ``streamGenerateContent``, the same with events."""
 
     streams = True
 
@@ -173,7 +173,7 @@ def _messages(contents: Sequence[_Content]) -> Iterator[ChatMessage]:
 
 
 def _turn(parts: Sequence[dict[str, Any]], where: str) -> ChatMessage:
-    """Read a model's content; its thoughts are known from the turn that was sampled."""
+    """Read a turn of the model. Its thoughts are skipped, since the sampled turn has them."""
     texts, calls, names = [], [], []
     for part in parts:
         match part:
@@ -192,7 +192,7 @@ def _turn(parts: Sequence[dict[str, Any]], where: str) -> ChatMessage:
 
 
 def _heard(parts: Sequence[dict[str, Any]], where: str) -> Iterator[ChatMessage]:
-    """Yield responses of functions as messages of their own, and a user's other content between them."""
+    """Yield each function response as a message of its own, and the user's content between them as user messages."""
     others: list[dict[str, Any]] = []
     for part in parts:
         if isinstance(response := part.get("functionResponse"), dict):
@@ -207,7 +207,7 @@ def _heard(parts: Sequence[dict[str, Any]], where: str) -> Iterator[ChatMessage]
 
 
 def _result(response: Mapping[str, Any], where: str) -> str:
-    """Return a function's response as text: its one text where it is that alone, else its JSON."""
+    """Return a function's response as text: the text itself if the response is one text, else its JSON."""
     value, parts = response.get("response"), response.get("parts")
     match value:
         case {**fields} if (
@@ -225,7 +225,7 @@ def _text(parts: Iterable[Any], where: str) -> str:
 
 
 def _part(part: Any) -> Any:
-    """Return a part in the form of the other dialects."""
+    """Return a part of Google's content in the form that the other dialects use."""
     match part:
         case {"text": str(text)}:
             return {"type": "text", "text": text}
@@ -238,7 +238,7 @@ def _part(part: Any) -> Any:
 
 
 def _tools(entries: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the functions, and the kinds of other tools, which only Google has."""
+    """Return the functions, and the names of tools that only Google has (None if there are none)."""
     tools, others = list[dict[str, Any]](), set[str]()
     for tool in entries:
         declared = tool.get("functionDeclarations", tool.get("function_declarations"))
@@ -255,7 +255,7 @@ def _tools(entries: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str
 
 
 def _json_schema(schema: Any, level: int) -> Any:
-    """Return a schema with the names of types in small letters, as JSON Schema has them."""
+    """Return a schema whose type names are in lower case, as JSON Schema requires."""
     if level > 100:
         raise BadMessages("tools must not be nested more than 100 times")
     if isinstance(schema, dict):
@@ -267,7 +267,7 @@ def _json_schema(schema: Any, level: int) -> Any:
 
 
 def _form(settings: _Settings) -> Any:
-    """Return the form that the answer is to have; None for plain text."""
+    """Return the JSON schema or MIME type that the answer must follow; None for plain text."""
     schema = settings.response_json_schema or settings.response_schema
     kind = settings.response_mime_type
     return schema or (kind if kind not in (None, "text/plain") else None)

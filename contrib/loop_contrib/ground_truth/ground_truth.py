@@ -21,7 +21,7 @@ from model_families.chat import open_chat
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command with these arguments and return its exit status."""
     parser = verb_parser("method ground-truth", __doc__)
     parser.add_argument("world", type=Path, help="folder that holds data/")
     parser.add_argument("--model", type=Path, required=True, help="folder of the policy's tokenizer.json")
@@ -36,10 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_ground_truth(environment: str, world: Path, split: str, model: Path, prompt: str, out: Path) -> Path:
-    """Write one rollout for each task of ``split``; returns the log.
+    """Write one rollout for each task of ``split``. Return the path of the log.
 
     Raises:
-        ValueError, OSError, EnvironmentFault: no such world, split, tokenizer or prompt, or no solution of a task.
+        ValueError, OSError, EnvironmentFault: the world, split, tokenizer, prompt or a task's solution is missing.
     """
     tokens = open_chat(model)
     dataset, solutions = solutions_of(environment, world, split, prompt, tokens.spans)

@@ -23,11 +23,11 @@ def scripted_rollout(
     reward: float = 1.0,
     success: bool = True,
 ) -> Rollout:
-    """Write a script as the episode that a policy would be served: its actions count as sampled, with log-prob 0.
+    """Return a rollout made from a script, as if a policy had played it. Actions count as sampled, with log-prob 0.
 
     Args:
-        steps: (action, observation) of each turn; nobody sees the last observation.
-        server: the name of the server that the turns give.
+        steps: (action, observation) of each turn; the last observation is not used.
+        server: the server's name that is stored with the turns.
     """
     messages = [{"role": message.role, "content": message.content} for message in opening]
     token_ids, spans = tokens.scripted(opening, steps)

@@ -43,11 +43,11 @@ class TooLong(EnvironmentCrashed):
 
 
 class Unusable(Exception):
-    """A container, or the files that an agent left in it, cannot be graded."""
+    """A container cannot be graded, or the files that an agent left in it cannot."""
 
 
 class Containers:
-    """Whatever ``backend`` does here, under names that say whose process owns them."""
+    """The containers of this process, run by ``backend``. Each name says which process owns the container."""
 
     def __init__(self, backend: str) -> None:
         if backend not in INSTALL:
@@ -57,16 +57,16 @@ class Containers:
         self._numbers = itertools.count()
 
     def find(self) -> None:
-        """Raises FileNotFoundError where the client is not installed."""
+        """Look for the back end's client. Raises FileNotFoundError if it is not installed."""
         if shutil.which(self.client) is None:
             raise FileNotFoundError(f"there is no {self.client} here: {INSTALL[self.client]}")
 
     async def open(self) -> None:
-        """Look for the back end, and remove the containers of processes that are gone.
+        """Look for the back end, and remove the containers of processes that have ended.
 
         Raises:
             FileNotFoundError: the back end is not installed.
-            EnvironmentCrashed: the back end does not work, such as a client without a daemon; one line.
+            EnvironmentCrashed: the back end does not work, for example because its daemon is not running; one line.
         """
         self.find()
         code, _, errors = await self.call("info")
@@ -78,7 +78,7 @@ class Containers:
                 await self.remove(name)
 
     async def close(self) -> None:
-        """Remove what this process has left."""
+        """Remove all containers of this process."""
         for name in await self._named(self._own):
             await self.remove(name)
 
@@ -87,10 +87,10 @@ class Containers:
         return [name for name in listed.split() if name.startswith(f"{start}-")]
 
     async def image(self, task: HarborTask) -> str:
-        """Return the image of a task; pulls or builds it where it is not there.
+        """Return the name of a task's image. Pull or build the image if it is missing.
 
         Raises:
-            EnvironmentCrashed: the image cannot be had; the last line that the back end prints.
+            EnvironmentCrashed: the image cannot be pulled or built; the message is the back end's last line.
         """
         name = task.image or f"localhost/{NAMED}:{task.digest('environment')}"
         if (await self.call("image", "inspect", name))[0]:
@@ -104,10 +104,10 @@ class Containers:
         return name
 
     async def workdir(self, task: HarborTask, image: str) -> str:
-        """Return the folder that a task is worked on in.
+        """Return the working folder of a task in its container.
 
         Raises:
-            ValueError: no artifacts are named, and the folder holds what is not the agent's.
+            ValueError: the task names no artifacts, and the folder holds more than the agent's files.
         """
         output = await self.must("image", "inspect", "-f", "{{.Config.WorkingDir}}", image)
         folder = task.workdir or output.strip() or "/"
@@ -119,11 +119,11 @@ class Containers:
         return folder
 
     def name(self) -> str:
-        """Return the name of a container to come."""
+        """Return a name for a new container."""
         return f"{self._own}-{next(self._numbers)}-{secrets.token_hex(3)}"
 
     async def begin(self, name: str, task: HarborTask, image: str, workdir: str, mounted: Path | None = None) -> None:
-        """Start a container of a task, in which nothing runs; it may read ``mounted``, as /loop."""
+        """Start a container of a task without any program. It can read the folder ``mounted`` as /loop."""
         limits = [f"--memory={task.memory_mb}m", f"--cpus={task.cpus:g}", f"--pids-limit={PROCESSES}"]
         flags = ["--init", "--stop-timeout=0", f"--label={NAMED}"]
         if mounted is not None:
@@ -142,7 +142,7 @@ class Containers:
             await self.must("cp", f"{loose}/.", f"{name}:{workdir}")
 
     async def is_running(self, name: str) -> bool:
-        """Raises EnvironmentCrashed where the container is gone, or will soon be: nothing in it can remove it."""
+        """Return whether a container runs. Raises EnvironmentCrashed if it is gone; nothing in it can remove it."""
         for wait_s in (*REMOVAL_S, 0.0):
             if (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running":
                 return True
@@ -150,17 +150,17 @@ class Containers:
         return False
 
     async def end_processes(self, name: str) -> None:
-        """End all that runs in a container, from outside; its files stay. If it does not begin again, it stays ended.
+        """End all processes of a container and start it again; its files stay. If the start fails, it stays ended.
 
-        A shell in it must be closed before: while nobody reads what it prints, podman does not see it end.
+        Close its shell first: podman does not notice the end of a shell whose output nobody reads.
         """
         await self.call("restart", name)
 
     async def stop(self, name: str) -> None:
-        """End a container; its files can still be taken out.
+        """End a container. Its files can still be taken out.
 
         Raises:
-            Unusable: the container does not end, and is still there.
+            Unusable: the container exists but does not end.
             EnvironmentCrashed: the container is gone.
         """
         code, _, errors = await self.call("stop", name)
@@ -172,7 +172,7 @@ class Containers:
         await self.call("rm", "-f", name)
 
     async def must(self, *words: str) -> str:
-        """Return what a call prints.
+        """Make a call of the client and return what it prints.
 
         Raises:
             EnvironmentCrashed: the call failed.
@@ -183,7 +183,7 @@ class Containers:
         return output
 
     async def call(self, *words: str, limit_s: float = CALL_S) -> tuple[int, str, str]:
-        """Make a call; returns its exit status, output and errors.
+        """Make a call of the client. Return its exit status, output and errors.
 
         Raises:
             TooLong: the call takes longer than ``limit_s``.
@@ -212,7 +212,7 @@ class Containers:
 
         Raises:
             Unusable: the tar file holds more than ``most_bytes``, or more than :data:`MOST_FILES` files.
-            EnvironmentCrashed: as of :meth:`call`.
+            EnvironmentCrashed: as for :meth:`call`.
         """
         return await asyncio.to_thread(self._take, name, path, most_bytes)
 
@@ -249,10 +249,10 @@ class Containers:
             _not_killed(self.client, "cp", cp.wait(END_S))
 
     async def give(self, name: str, files: IO[bytes]) -> None:
-        """Unpack what :meth:`take` has taken, in another container.
+        """Unpack a tar file from :meth:`take` in another container.
 
         Raises:
-            Unusable: the tar file cannot be unpacked there.
+            Unusable: the tar file cannot be unpacked in that container.
         """
         words = [self.client, "cp", "-", f"{name}:/"]
         done = await asyncio.to_thread(subprocess.run, words, stdin=files, capture_output=True)
@@ -261,7 +261,7 @@ class Containers:
 
 
 def _under(path: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return a member with its names below ``path``: where that is a link, the back end names what it leads to."""
+    """Return the member with its names moved below ``path``. If ``path`` is a link, the back end names its target."""
 
     def moved(name: str) -> str:
         return f"{path.lstrip('/')}/{name.partition('/')[2]}".rstrip("/")
@@ -273,7 +273,7 @@ def _under(path: str, member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 class Shell:
-    """A bash in a container, which keeps its folder and its variables from one command to the next."""
+    """A bash in a container. Its working folder and variables last from one command to the next."""
 
     def __init__(self, process: Process, max_characters: int) -> None:
         self._process = process
@@ -281,7 +281,7 @@ class Shell:
 
     @classmethod
     async def begin(cls, client: str, name: str, user: str | None, max_characters: int) -> Shell:
-        """Start one; whether the container has a bash is seen at the first command."""
+        """Start a shell. If the container has no bash, this shows only at the first command."""
         words = ["exec", "-i", *([] if user is None else ["-u", user]), name, "bash", "--noprofile", "--norc"]
         shell = cls(
             await asyncio.create_subprocess_exec(client, *words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL),
@@ -295,10 +295,10 @@ class Shell:
         self._process.stdin.write(f"{line}\n".encode("utf-8", "replace"))
 
     async def run(self, command: str, limit_s: float) -> tuple[str, str | None]:
-        """Run a command; returns beginning and end of its output, and its status, None where the shell has ended.
+        """Run a command. Return the beginning and end of its output, and its status (None if the shell has ended).
 
         Raises:
-            TooLong: at the deadline; the command runs on. Its text is the output until then.
+            TooLong: the deadline passed; the command still runs. The message is the output so far.
             EnvironmentCrashed: somebody on this machine has killed the shell's client.
         """
         mark = f"\n{secrets.token_hex(16)} ".encode()
@@ -324,7 +324,7 @@ class Shell:
         return _cut_text(head, tail, cut, self._half), None
 
     async def close(self) -> None:
-        """End the client; programs in the container end with that."""
+        """End the shell's client. This ends the programs that the shell started in the container."""
         await _end(self._process)
 
 
@@ -343,14 +343,14 @@ def _cut_text(head: bytes, tail: bytes, cut: int, half: int) -> str:
 
 
 def _not_killed(client: str, word: str, status: int | None) -> int:
-    """Return a client's exit status; raises EnvironmentCrashed for a signal, which no program in a container sends."""
+    """Return a client's exit status. Raises EnvironmentCrashed if a signal from outside the container ended it."""
     if status is not None and status < 0:
         raise EnvironmentCrashed(f"{client} {word}: a signal ended it ({-status})")
     return int(status or 0)
 
 
 def _began(process: int) -> str:
-    """Return when a process began, in ticks; "" without such a process."""
+    """Return the start time of a process in clock ticks; "" if there is no such process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -11,7 +11,7 @@ HOST, PORT, SOCKET = "127.0.0.1", 8700, "endpoint"
 
 
 def forward(connect):
-    """Return what a server does with a connection: it copies bytes both ways to one that ``connect()`` opens."""
+    """Return a server's connection handler: it opens a connection with ``connect()`` and copies bytes both ways."""
 
     async def join(reader, writer):
         with contextlib.suppress(OSError):

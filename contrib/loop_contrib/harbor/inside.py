@@ -30,9 +30,9 @@ _OF_BACK_END = ("HOME", "XDG_", "CONTAINERS_", "DOCKER_")
 
 
 def make_entrance(task: HarborTask, client: str, container: str, workdir: str) -> Path:
-    """Return a new folder that only this user enters; ``loop`` in it is to be mounted into the container.
+    """Return a new folder that only this user can enter. Its folder ``loop`` must be mounted into the container.
 
-    It also says how the container is entered, with the variables of the back end, which a harness passes to no program.
+    A file in it says how to enter the container, with the back end's variables, since a harness does not pass these on.
     """
     folder = Path(tempfile.mkdtemp(prefix="harbor-"))
     (folder / MOUNTED_FOLDER).mkdir()
@@ -45,7 +45,7 @@ def make_entrance(task: HarborTask, client: str, container: str, workdir: str) -
 
 
 async def play(command: Sequence[str]) -> int:
-    """Play the episode that the node's variables name; returns the status of the command in the container."""
+    """Play the episode that the node's variables name. Return the exit status of the command in the container."""
     url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
     node, inside = urlsplit(url), f"http://{forward.HOST}:{forward.PORT}"
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60.0) as client:

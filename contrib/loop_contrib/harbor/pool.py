@@ -64,14 +64,14 @@ def schema(deadline_s: float) -> dict[str, object]:
 
 
 def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
-    """Return the rewards that tests have written, ``reward`` among them.
+    """Return name -> reward as the tests have written them; ``reward`` is one of the names.
 
     Args:
-        files: of ``/logs/verifier``, by name: ``reward.json`` is a mapping of numbers and is used first, ``reward.txt``
-            is one number.
+        files: name -> content of the files in ``/logs/verifier``. ``reward.json``, a mapping of numbers, is used first,
+            then ``reward.txt``, one number.
 
     Raises:
-        ValueError: neither says a reward from 0 to 1.
+        ValueError: neither file holds a reward from 0 to 1.
     """
     if "reward.json" in files:
         scores = json.loads(files["reward.json"])
@@ -90,7 +90,7 @@ def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
 
 
 class HarborEnvironment:
-    """An episode: the agent's container with its shell, and the grader's once it has ended."""
+    """An episode: a container with a shell for the agent, and then a second container for the tests."""
 
     def __init__(self, pool: HarborPool) -> None:
         self._pool = pool
@@ -117,7 +117,7 @@ class HarborEnvironment:
         """Start the container, and its shell.
 
         Raises:
-            EnvironmentCrashed: the back end does not give them.
+            EnvironmentCrashed: the back end cannot start them.
         """
         task = self._pool.task(task_id)
         await self._begin(task, self._pool.programs)
@@ -131,7 +131,7 @@ class HarborEnvironment:
         return [Message("system", f"{instructions}\n\n{tools}"), Message("user", task.instruction)]
 
     async def step(self, action: str) -> StepResult:
-        """Run the turn's calls, one after the other; a turn without one ends the episode.
+        """Run the turn's calls, one after the other. A turn without a call ends the episode.
 
         Raises:
             EnvironmentCrashed: the episode was not started, or its container is gone.
@@ -156,7 +156,7 @@ class HarborEnvironment:
         return StepResult(printable(observation), done=over, failed=failed, tools=tuple(uses))
 
     async def _run(self, command: str, task: HarborTask) -> tuple[str, str]:
-        """Run a command; returns its output, and what became of the shell, "" where it goes on."""
+        """Run a command. Return its output and a note on what became of the shell, "" if the shell still runs."""
         name, pool = self._names[0], self._pool
         if self._shell is None:
             self._shell = await Shell.begin(self._containers.client, name, task.user, pool.max_characters)
@@ -178,10 +178,10 @@ class HarborEnvironment:
         return text or ("" if wrong else "(nothing was printed)"), wrong
 
     async def grade(self) -> Grade:
-        """Return the reward of the task's tests, in a fresh container; 0 where they give none.
+        """Run the task's tests in a new container and return their reward; 0 if they give none.
 
         Raises:
-            EnvironmentCrashed: the episode was not started; the agent's container is gone, or the back end gives none.
+            EnvironmentCrashed: the episode was not started, the agent's container is gone, or no new one starts.
         """
         if self._task is None:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
@@ -204,7 +204,7 @@ class HarborEnvironment:
         return Grade(reward, reward == 1.0, rewards=rewards)
 
     async def _tested(self, task: HarborTask, left: Sequence[IO[bytes]]) -> dict[str, float]:
-        """Run the tests; returns their rewards, raises ValueError where they write none, Unusable at the deadline."""
+        """Run the tests and return their rewards. Raises ValueError if they write none, Unusable at the deadline."""
         containers, workdir = self._containers, self._pool.images[task.id][1]
         grader = await self._begin(task)
         mode = "700" if task.verifier_user is None else "777"
@@ -245,7 +245,7 @@ class HarborEnvironment:
 
 
 def _command(call: ToolCall | BadCall) -> str | None:
-    """Return the command of a call; None where it is not one of the shell."""
+    """Return the shell command in a tool call; None if it is not a call of the shell."""
     if isinstance(call, BadCall) or call.name != SHELL or call.arguments.keys() != {"command"}:
         return None
     command = call.arguments["command"]
@@ -259,7 +259,7 @@ def _mistake(call: ToolCall | BadCall) -> str:
 
 
 def _files(taken: IO[bytes] | None) -> dict[str, bytes]:
-    """Return the plain files in the top of a tar file."""
+    """Return name -> content of the plain files in the top folder of a tar file."""
 
     def plain_files() -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=taken) as members:
@@ -277,19 +277,19 @@ class HarborPool:
     """Lends :class:`HarborEnvironment`.
 
     Args:
-        tasks: a folder that is a task in Harbor's form, or that holds some; or one for each split.
+        tasks: a folder that is a task in Harbor's form or holds such tasks; or a mapping of split -> such a folder.
         backend: ``podman`` or ``docker``.
         variables: what ``${NAME}`` in the tasks' files stands for; nothing of this machine is read.
-        held_out: of the tasks of one folder, so many are split ``held_out`` and no longer ``train``.
-        deadline_s: for one command of the agent.
-        max_characters: of what a command prints: its beginning and its end.
-        observation_max_tokens: the results of a turn's calls together.
-        artifacts_mb: that an agent may leave to be graded.
-        programs: the agent is a program of its own in the container (:mod:`loop_contrib.harbor.inside`).
-        max_worlds: episodes at a time, each with a container, and one more while it is graded.
+        held_out: number of tasks of a single folder that form the split ``held_out`` instead of ``train``.
+        deadline_s: longest time of one command of the agent.
+        max_characters: length of a command's output; the middle of a longer output is dropped.
+        observation_max_tokens: length of the results of a turn's calls together.
+        artifacts_mb: most data that an agent may leave for grading.
+        programs: True if the agent is a program that runs in the container (:mod:`loop_contrib.harbor.inside`).
+        max_worlds: most episodes at a time. Each has one container, and a second during grading.
 
     Raises:
-        ValueError: a task, or an option, is wrong; one line.
+        ValueError: a task or an option is wrong; one line.
     """
 
     def __init__(
@@ -325,7 +325,7 @@ class HarborPool:
         self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
-        """Look for the back end, remove what others left, and make the images that are not there.
+        """Look for the back end, remove containers of ended processes, and make the missing images.
 
         Raises:
             FileNotFoundError, EnvironmentCrashed, ValueError: as :class:`~loop_contrib.harbor.containers.Containers`.
@@ -347,7 +347,7 @@ class HarborPool:
             self.task(task_id)
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
-        """Check like every pool that knows its tasks unopened; raises FileNotFoundError without a back end."""
+        """Check task ids before the pool is opened, and return them. Raises FileNotFoundError without a back end."""
         self.containers.find()
         if isinstance(split, str):
             return self.tasks(split)
@@ -355,23 +355,23 @@ class HarborPool:
         return list(split)
 
     def task(self, task_id: str) -> HarborTask:
-        """Raises UnknownTask."""
+        """Return a task. Raises UnknownTask."""
         task: HarborTask = self._table[task_id]["task"]
         return task
 
     def artifacts(self, task: HarborTask) -> Sequence[str]:
-        """Return the paths that are graded."""
+        """Return the paths in the agent's container that are graded."""
         return task.artifacts or (self.images[task.id][1],)
 
     async def expert(self, task_id: str) -> list[str]:
-        """Return the commands of the task's own solution; raises UnknownTask where it has none for a shell."""
+        """Return the commands of the task's own solution. Raises UnknownTask if it has no solution for a shell."""
         try:
             return self.task(task_id).solution()
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise UnknownTask(f"task {task_id}: {error}") from error
 
     def message(self, command: str) -> str:
-        """Return the turn of an agent that gives this command."""
+        """Return the message with which an agent gives this command."""
         return render_tool_call(ToolCall(SHELL, {"command": command}))
 
     async def acquire(self, episode_id: str) -> HarborEnvironment:
@@ -379,14 +379,14 @@ class HarborPool:
         return HarborEnvironment(self)
 
     def release(self) -> None:
-        """Called once by an environment that closes."""
+        """Take back a place. An environment calls this once, when it closes."""
         self._slots.give_back()
 
     def status(self) -> PoolStatus:
         return PoolStatus(self._slots.taken, self._slots.waiting)
 
     async def close(self) -> None:
-        """Refuse who waits, and remove all containers of this process."""
+        """Refuse all waiting episodes, and remove all containers of this process."""
         self._slots.close()
         with contextlib.suppress(FileNotFoundError, EnvironmentCrashed):  # where it never opened
             await self.containers.close()

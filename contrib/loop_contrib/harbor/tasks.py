@@ -34,10 +34,10 @@ class HarborTask:
     """A task in a folder.
 
     Attributes:
-        image: what ``docker_image`` names; None where ``environment/Dockerfile`` is built.
-        variables: of all that runs in its containers; ``verifier_variables`` and ``solution_variables`` come to them.
-        artifacts: paths in the agent's container that are graded; empty: its working folder.
-        agent_s: seconds for all commands of an episode; ``verifier_s`` for its tests, ``build_s`` for its image.
+        image: the image that ``docker_image`` names; None if ``environment/Dockerfile`` is built.
+        variables: variables of all its containers; ``verifier_variables``, ``solution_variables`` are added for these.
+        artifacts: paths in the agent's container that are graded; empty means the working folder.
+        agent_s: seconds for all commands of an episode; ``verifier_s`` is for the tests, ``build_s`` for the image.
     """
 
     id: str
@@ -59,7 +59,7 @@ class HarborTask:
     build_s: float
 
     def digest(self, subfolder: str = "") -> str:
-        """Return the digest of the folder or a subfolder: names, rights and contents of all files (16 digits)."""
+        """Return a digest of the folder or a subfolder (16 digits), of the names, rights and contents of all files."""
         digest = hashlib.sha256()
         top = self.folder / subfolder
         for file in sorted(path for path in top.rglob("*") if path.is_file()):
@@ -88,13 +88,13 @@ class HarborTask:
 
 
 def read_folder(source: str | Mapping[str, str], variables: Mapping[str, str]) -> TaskTable:
-    """Read the tasks of a folder that is one task, or holds some; or of such a folder for each split.
+    """Read the tasks of a folder, which is one task or holds some, or of such a folder for each split.
 
     Args:
-        variables: what ``${NAME}`` stands for in their files; nothing else is read.
+        variables: the values of ``${NAME}`` in the tasks' files; the process environment is not read.
 
     Raises:
-        ValueError: no such folder, or a task that cannot be played; names the file and the key.
+        ValueError: there is no such folder, or a task cannot be played; the message names the file and the key.
     """
     splits = source if isinstance(source, Mapping) else {SPLIT: source}
     by_split = {split: [read_task(folder, variables) for folder in _folders(top)] for split, top in splits.items()}
@@ -163,10 +163,10 @@ def _refuse(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_artifact(path: object) -> str:
-    """Return the path of what is graded.
+    """Return the path of an artifact that is graded.
 
     Raises:
-        ValueError: the path is relative, or holds what the grader's container has of its own, such as ``/tests``.
+        ValueError: the path is relative, or overlaps a folder of the grader's container, such as ``/tests``.
     """
     place = PurePosixPath(str(path))
     if not place.is_absolute() or ".." in place.parts:

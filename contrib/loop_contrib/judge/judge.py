@@ -13,7 +13,7 @@ from loop_plumbing import deadline, running_time
 
 
 class Judge:
-    """Answers a text: ``answer = await judge("...")``, in an async reward, whose own time stands meanwhile.
+    """A model that an async reward can ask: ``answer = await judge("...")``. Meanwhile the reward's time stands still.
 
     Args:
         options: the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
@@ -27,12 +27,12 @@ class Judge:
 
     @staticmethod
     def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the environment variables that it needs; raises ValueError for options that no endpoint has."""
+        """Return the environment variables that a judge needs, by name. Raises ValueError for a wrong option."""
         name = ChatEndpoint.of("judge", options).api_key_env
         return {} if name is None else {name: os.environ[name]}
 
     def answer_within(self, seconds: float) -> None:
-        """Count one that has not answered by then as away."""
+        """Set a deadline, ``seconds`` from now. A judge that has not answered by then counts as away."""
         self._until = running_time.now() + seconds
 
     async def __call__(self, text: str) -> str:
@@ -64,7 +64,7 @@ class Judge:
             raise EnvironmentCrashed("the judge does not answer in time, or is busy") from None
 
     def check(self) -> None:
-        """Raise EnvironmentCrashed if it was away since the last check, be it that the reward made a number of that."""
+        """Raise EnvironmentCrashed if the judge was away since the last check, even if the reward caught that error."""
         crashed, self._crashed = self._crashed, None
         if crashed is not None:
             raise crashed

@@ -52,8 +52,8 @@ LAST_WORDS_BYTES = 2000
 
 
 class McpTool(Tool):
-    """A tool of a server. The server's schema checks the arguments before they are sent, in the episode's process: a
-    pattern of the schema may take longer over an argument than anybody waits.
+    """A tool of a server. The episode's process checks the arguments against the server's schema before they are sent,
+    because a regular expression of the schema may take very long.
     """
 
     def __init__(self, server: McpServer, name: str, description: str, parameters: dict[str, Any]) -> None:
@@ -78,15 +78,15 @@ class McpTool(Tool):
 
 
 class McpServer:
-    """A server and the connection to it.
+    """An MCP server and the connection to it.
 
     Args:
-        name: what errors call it.
-        command: program and arguments.
-        env: more environment variables for it.
+        name: the server's name in error messages.
+        command: program and arguments that start the server.
+        env: additional environment variables of the server.
         tools: names of the tools to offer; None offers all.
         terminal: names of the tools that end the episode.
-        deadline_s: for one call.
+        deadline_s: longest time of one call.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class McpServer:
         self._connection: _McpConnection | None = None
 
     async def open(self, again: bool = True) -> list[Tool]:
-        """Start the server, ``again`` if it ends without a word meanwhile, and ask it for its tools.
+        """Start the server and ask for its tools. With ``again``, try once more if the server ends without output.
 
         Raises:
-            ValueError: it does not start, or lacks a tool that the config names; says the command and its last words.
+            ValueError: the server does not start or lacks a configured tool. Names the command and its last line.
         """
         connection = self._connect()
         try:
@@ -145,7 +145,7 @@ class McpServer:
         ]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of the result.
+        """Call a tool of the server and return the result as text.
 
         Raises:
             ToolError: the tool failed, or the server died.
@@ -185,8 +185,8 @@ class McpServer:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """Return a result as text: its blocks, or where none of them is text its structured value as JSON, which servers
-    repeat as text (the protocol asks for that)."""
+    """Return the blocks of a result as text. If no block is text, return its structured value as JSON; servers should
+    repeat that value as text (the protocol asks for it)."""
     texts = [_text_of_block(block) for block in result.content]
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
@@ -194,7 +194,7 @@ def _text_of(result: CallToolResult) -> str:
 
 
 def _text_of_block(block: ContentBlock) -> str:
-    """Return a block as text; one that cannot be text is named by its type and size."""
+    """Return a block as text. If it has no text, return its type and size."""
     match block.type:
         case "text":
             return block.text
@@ -215,7 +215,7 @@ def _bytes(base64: str) -> int:
 
 
 class _McpConnection:
-    """A child and its client, held open by a task of their own: the package wants both ends of it in one task."""
+    """A child process and its client. One asyncio task opens and closes both, as the MCP package requires."""
 
     def __init__(self, parameters: StdioServerParameters) -> None:
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -237,12 +237,12 @@ class _McpConnection:
 
     @property
     def last_words(self) -> str:
-        """The last line that the server wrote to its standard error."""
+        """Return the last line that the server wrote to its standard error."""
         lines = self._errors.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), SAID_NOTHING)
 
     async def _listen(self, pipe: int) -> None:
-        """Hand on what the server writes to its standard error, to our own, and keep its end."""
+        """Copy the server's standard error to our own, and keep the end of it."""
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(pipe, "rb"))
@@ -271,7 +271,7 @@ class _McpConnection:
             self._fail(ConnectionError("the server was ended"))
 
     def _fail(self, error: Exception) -> None:
-        """Tell whoever waits for a server that has not started; there may be nobody."""
+        """Pass the error to the task, if any, that waits for the start of the server."""
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()

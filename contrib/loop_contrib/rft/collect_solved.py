@@ -24,7 +24,7 @@ SOLVED = "solved"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command with these arguments and return its exit status."""
     parser = config_parser("method solved", __doc__)
     parser.add_argument(
         "--temperatures", type=float, nargs="+", default=[n / 20 for n in range(1, 21)], help="(0.05 0.1 ... 1.0)"
@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def collect_solved(options: argparse.Namespace) -> SearchState:
-    """Open the node, serve the policy, search.
+    """Open the node, serve the policy and search for solved rollouts.
 
     Raises:
-        ConfigError: of the config or the options; and the errors of the node.
+        ConfigError: the config or an option is wrong. The node's errors are raised too.
     """
     check_budget(options.temperatures, options.attempts, options.rollouts)  # before the node starts
     started = time.monotonic()

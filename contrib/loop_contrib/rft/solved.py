@@ -24,8 +24,8 @@ def check_budget(temperatures: Sequence[float], attempts: int, rollouts: int | N
     """Check the temperatures, attempts and rollouts of a search.
 
     Raises:
-        ConfigError: no temperature, one twice to two decimals, one that is 0 or that vLLM does not take, no
-            attempt or no rollout.
+        ConfigError: there is no temperature, attempt or rollout, two temperatures are equal to two decimals, or a
+            temperature is 0 or refused by vLLM.
     """
     require(rollouts is None or rollouts >= 1, "rollouts must be at least one")
     require(temperatures and attempts >= 1, "temperatures and attempts must be at least one")
@@ -38,12 +38,12 @@ def check_budget(temperatures: Sequence[float], attempts: int, rollouts: int | N
 
 @dataclass(frozen=True)
 class SolvedSearch:
-    """A plan of sampling: every task at every temperature, ``attempts`` times at most, and ``rollouts`` in all at most.
+    """A sampling plan: each task at each temperature up to ``attempts`` times, with at most ``rollouts`` in total.
 
     Args:
-        name: of the run; begins the ids of its collections.
-        policy_version: served by the node.
-        seed: each temperature has a seed of its own in each round, made from it.
+        name: name of the run, with which the ids of its collections begin.
+        policy_version: version of the policy that the node serves.
+        seed: the seeds of all temperatures and rounds are derived from this seed.
 
     Raises:
         ConfigError: see :func:`check_budget`.
@@ -62,8 +62,8 @@ class SolvedSearch:
         check_budget(self.temperatures, self.attempts, self.rollouts)
 
     def round(self, solved: Mapping[float, Collection[str]], attempt: int, asked: int) -> list[CollectionRequest]:
-        """Return the requests of a round after ``asked`` rollouts: what each temperature has not solved. Where
-        ``rollouts`` does not suffice for all, the first tasks at every temperature."""
+        """Return the requests of a round, for the tasks that each temperature has not solved. ``asked`` rollouts were
+        requested before. If ``rollouts`` is too small for all tasks, the first tasks come at every temperature."""
         missing = [
             (temperature, task) for task in self.tasks for temperature in solved if task not in solved[temperature]
         ]
@@ -73,7 +73,7 @@ class SolvedSearch:
         return [self.request(temperature, attempt, wanted) for temperature, wanted in tasks.items() if wanted]
 
     def request(self, temperature: float, attempt: int, tasks: Sequence[str]) -> CollectionRequest:
-        """Request a rollout of each of ``tasks``; ``attempt`` counts from 1."""
+        """Return the request for one rollout of each of ``tasks``. ``attempt`` counts from 1."""
         return CollectionRequest(
             id=search_id(self.name, temperature, attempt),
             tasks=list(tasks),
@@ -87,7 +87,7 @@ class SolvedSearch:
 
 @dataclass(frozen=True)
 class SearchState:
-    """The state of a search: the round, tasks times temperatures, and how many of these are solved."""
+    """The state of a search: the round, the number of (task, temperature) pairs, and how many of them are solved."""
 
     attempt: int
     wanted: int
@@ -103,13 +103,13 @@ def search(
     on_round: Callable[[SearchState], None] = lambda state: None,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> SearchState:
-    """Sample until everything is solved, attempts or rollouts are spent, or ``out_of_time`` before a round.
+    """Sample until all tasks are solved, no attempts or rollouts are left, or ``out_of_time()`` is true before a round.
 
-    The solved rollouts are in ``out/collections/<collection>.jsonl`` after each round, one log for each of its requests
-    that solved something. A lost rollout is one that solved nothing.
+    Each round writes its solved rollouts to ``out/collections/<collection>.jsonl``, one log for each request with
+    solved rollouts. A lost rollout counts as not solved.
 
     Raises:
-        NoRollouts: everything was lost.
+        NoRollouts: all rollouts were lost.
         Exception: what the source raises; see :data:`~loop_recipes.rollouts.source.SOURCE_ERRORS`.
     """
     solved: dict[float, set[str]] = {temperature: set() for temperature in wanted.temperatures}

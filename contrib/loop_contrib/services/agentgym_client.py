@@ -22,7 +22,7 @@ class AgentGymPool(ServicePool):
     """Lends episodes of an AgentGym service. A task has the id that the service gives it, or else ``item_<data_idx>``.
 
     Args:
-        options: as for :class:`ServicePool`; ``splits`` are of ``data_idx``.
+        options: as for :class:`ServicePool`; ``splits`` give ranges of ``data_idx``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class AgentGymPool(ServicePool):
 
 
 class AgentGymLine(ServiceLine):
-    """A session of the service."""
+    """The line to one session of an AgentGym service."""
 
     _pool: AgentGymPool
 

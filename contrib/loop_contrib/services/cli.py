@@ -37,7 +37,7 @@ OPEN_FILES_PER_SESSION = 16
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Read ``key=value``; the value is JSON, or else a text."""
+    """Return (key, value) of a ``key=value`` argument. The value is read as JSON, or else kept as text."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def no_spans(text: str) -> list[tuple[int, int]]:
-    """Return no spans, so that nothing is cut."""
+    """Return no token spans, so that no observation is cut."""
     return []
 
 

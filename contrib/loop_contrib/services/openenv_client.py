@@ -48,20 +48,20 @@ NAME_OBJECTIONS = ("missing", "extra_forbidden")
 
 
 class ActionRefused(Exception):
-    """The service does not take this action, and says why; the episode goes on."""
+    """The service refuses this action and says why. The episode goes on."""
 
 
 class OpenEnvPool(ServicePool):
     """Lends episodes of an OpenEnv service.
 
-    A task has the id that the service gives it and no other task, or else ``<split>_<index>``; it is started by split
-    and index. Where the service has no sessions left, episodes wait for one.
+    A task has the service's id if that id is unique, or else ``<split>_<index>``. It is started by split and index.
+    If the service has no session left, episodes wait for one.
 
     Args:
-        reset: further arguments of every ``reset``.
-        options: as for :class:`ServicePool`; ``splits`` are of seeds, for a service without tasks, whose tasks are
-            ``seed_<n>``, or are lists of arguments of ``reset``, one object for each task. With ``action_field`` None
-            an action is a JSON object of all fields, which the policy writes.
+        reset: additional arguments of every ``reset``.
+        options: as for :class:`ServicePool`. For a service without tasks, ``splits`` are ranges of seeds, with tasks
+            ``seed_<n>``, or lists of ``reset`` arguments, one object for each task. If ``action_field`` is None, the
+            policy writes an action as a JSON object with all fields.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class OpenEnvPool(ServicePool):
 
     @staticmethod
     def _places_in(split: str, entries: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """Return task id -> the arguments of its ``reset``."""
+        """Return task id -> the task's arguments of ``reset``."""
         if entries and all(isinstance(one, Mapping) for one in entries):
             return {f"{split}_{index}": dict(one) for index, one in enumerate(entries)}
         if len(entries) == 2 and all(isinstance(one, int) for one in entries):
@@ -107,10 +107,10 @@ class OpenEnvPool(ServicePool):
         raise ValueError(f"splits.{split} is [first, end) of its seeds, or a list of objects, arguments of reset")
 
     async def _check_fields(self) -> None:
-        """Compare the config's fields with the schema of the service, if it has one.
+        """Compare the config's fields with the service's schema, if there is one.
 
         Raises:
-            ValueError: the schema lacks a field; names the fields that it has.
+            ValueError: the schema lacks a field; the message names the fields that exist.
         """
         try:
             schema = await self.request("GET", "/schema")
@@ -134,7 +134,7 @@ class OpenEnvPool(ServicePool):
             raise ValueError(f"its actions have no {self.action_field!r}: set action_field to {' or '.join(taken)}")
 
     async def _look_at_seeds(self) -> None:
-        """Start two tasks, and the first of them again: warn of seeds that do nothing, and of draws that differ."""
+        """Start two tasks and the first again. Warn if the seed changes nothing, or if one task starts in two ways."""
         first, second, *_ = [*(task for task, place in self.places.items() if "seed" in place), "", ""]
         if not second:
             return
@@ -167,7 +167,7 @@ class OpenEnvPool(ServicePool):
             )
 
     def action(self, command: str) -> dict[str, Any]:
-        """Return the action of a policy's message; raises ActionRefused where it has to be a JSON object and is not."""
+        """Return the action in a policy's message. Raises ActionRefused if it has to be a JSON object but is not."""
         if self.action_field is not None:
             return {self.action_field: command}
         try:
@@ -200,9 +200,9 @@ class OpenEnvPool(ServicePool):
         return splits
 
     async def lease(self) -> WorldLine:
-        """Lease a line as from every service; once it has refused a session, episodes wait for one, in their order.
+        """Open a line to the service. Once the service has refused a session, episodes wait in order for a free one.
 
-        While episodes of this pool hold sessions there is no deadline: theirs end.
+        While episodes of this pool hold sessions there is no deadline, because these sessions will end.
         """
         if not self.crowded:
             return await super().lease()
@@ -235,7 +235,7 @@ class OpenEnvPool(ServicePool):
 
 
 def _fields(schema: Any, section: str) -> dict[str, bool]:
-    """Return the fields in a section of a schema, and whether each is needed; {} if it has none or takes any."""
+    """Return field -> whether it is required, of a section of a schema; {} if it lists none or allows any."""
     match schema:
         case dict() if isinstance(described := schema.get(section), dict) and not described.get("additionalProperties"):
             needed = described.get("required", [])
@@ -244,7 +244,7 @@ def _fields(schema: Any, section: str) -> dict[str, bool]:
 
 
 def _refusal(data: Mapping[str, Any]) -> str:
-    """Return the server's own words about an action, with what it objects to in which field."""
+    """Return the server's error text about an action: each problem, with the field that has it."""
     words = str(data["message"])
     for error in data.get("errors") or []:
         if isinstance(error, dict):
@@ -271,8 +271,8 @@ def _own_id(task: Any) -> str | None:
 class OpenEnvLine(ServiceLine):
     """A WebSocket, and the episode it holds.
 
-    It is read all the time, also while the policy thinks: a socket that nobody reads answers no ping, and the service
-    ends its episode (uvicorn's after 40 s).
+    The socket is read all the time, also while the policy samples. An unread socket answers no ping, and a service
+    then ends the episode (uvicorn after 40 s).
     """
 
     _pool: OpenEnvPool
@@ -286,7 +286,7 @@ class OpenEnvLine(ServiceLine):
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        """Hand each message to the request that waits; unasked messages are dropped."""
+        """Pass each message to the request that waits for it. Drop messages for which no request waits."""
         try:
             while True:
                 text = await self._socket.receive_str()
@@ -302,7 +302,7 @@ class OpenEnvLine(ServiceLine):
                 self._answer.set_exception(WorldLost(f"the socket ended: {error!r}", Loss.CUT))
 
     async def greet(self) -> None:
-        """Return once it is known that there is a session; raises NoPlace, or WorldLost."""
+        """Wait for the service to confirm a session. Raises NoPlace if it has none left, WorldLost for a lost line."""
         try:
             await self._ask("state", {})
         except RequestFailed:  # of an environment that has no state yet

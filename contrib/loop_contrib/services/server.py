@@ -59,19 +59,19 @@ ACTION_SCHEMA = {"type": "object", "properties": {"action": {"type": "string"}},
 
 
 class NoSession(BadBody):
-    """A session that has ended, or that another server knew."""
+    """The request names a session that has ended, or that belonged to another server process."""
 
     reason = UNKNOWN_SESSION
 
 
 class EnvironmentServer:
-    """The application around one open pool.
+    """The web application that serves one open pool.
 
     Args:
-        pool: open; stays the caller's to close.
+        pool: an open pool; the caller closes it.
         splits: the splits to serve; AgentGym's ``data_idx`` counts through all of them.
-        token: the one that requests must carry.
-        idle_timeout_s: after which a session of AgentGym's protocol ends.
+        token: the bearer token that every request must have.
+        idle_timeout_s: seconds without a request after which a session of AgentGym's protocol ends.
     """
 
     def __init__(self, pool: EnvironmentPool, splits: Sequence[str], token: str, idle_timeout_s: float = 600.0) -> None:
@@ -159,7 +159,7 @@ class EnvironmentServer:
         return web.json_response([{"name": split, "type": kinds.get(split, "test")} for split in self._tasks.by_split])
 
     def _unknown(self, request: web.Request) -> web.Response | None:
-        """Return the refusal of a request about another environment than this."""
+        """Return the refusal if a request names another environment than the served one; None if not."""
         name = request.match_info["env"]
         if name == self._name:
             return None
@@ -216,7 +216,7 @@ class EnvironmentServer:
     async def _answer(
         self, socket: web.WebSocketResponse, session: ServedSession, waiting: asyncio.Queue[str | None]
     ) -> None:
-        """Answer the messages that come in, one by one, until None, "close", or the end of the socket."""
+        """Answer the socket's messages one by one. Stop at None, at "close", or when the socket ends."""
         try:
             while (text := await waiting.get()) is not None:
                 reply = await self._openenv_reply(session, text)
@@ -229,7 +229,7 @@ class EnvironmentServer:
             await socket.close()
 
     async def _openenv_reply(self, session: ServedSession, text: str) -> dict[str, Any] | None:
-        """Return the answer to a message; None to "close"."""
+        """Return the answer to a message; None if the message is "close"."""
         try:
             message = read_agents_json(text)
         except BadBody as error:
@@ -277,7 +277,7 @@ class EnvironmentServer:
         return session
 
     async def _named_tasks(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the tasks' ids, beyond AgentGym's protocol; ``data_idx`` counts through all splits in this order."""
+        """Return split -> task ids, in the order of ``data_idx``. AgentGym's protocol has no such request."""
         return {"tasks": self._tasks.by_split}
 
     async def _create(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -314,7 +314,7 @@ async def _closed(session: ServedSession) -> None:
 
 
 def _token(authorization: str) -> bytes:
-    """Read the token in a header; b"" without one, which is nobody's."""
+    """Return the token in a header; b"" if there is none, which never is a valid token."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.encode(errors="surrogateescape")
@@ -325,7 +325,7 @@ def _token(authorization: str) -> bytes:
 
 
 async def _json_object(request: web.Request) -> dict[str, Any]:
-    """Read the body as a JSON object; an empty body is an empty object."""
+    """Read the body as a JSON object. An empty body counts as an empty object."""
     body = read_agents_json(await read_body(request) or b"{}")
     if not isinstance(body, dict):
         raise BadBody("the body is not a JSON object")
@@ -351,13 +351,13 @@ def _openenv_observation(answer: ServedAnswer) -> dict[str, Any]:
 
 
 def _agentgym_observation(answer: ServedAnswer) -> dict[str, Any]:
-    """Return an answer with ``score`` too, which some of AgentGym's clients read in place of ``reward``."""
+    """Return an answer with the reward also as ``score``, which some of AgentGym's clients read instead."""
     reward = {"reward": answer.reward, "score": answer.reward}
     return {"observation": answer.result.observation, **reward, "done": answer.result.done, **_flags(answer)}
 
 
 def _flags(answer: ServedAnswer) -> dict[str, Any]:
-    """Return the further fields of an answer that clients of this project read."""
+    """Return the fields of an answer that only clients of this project read."""
     flags = {name: getattr(answer.result, name) for name in ("failed", "empty_action", "reminder")}
     return {**flags, "reason": answer.reason, "turn_reward": answer.result.reward}
 

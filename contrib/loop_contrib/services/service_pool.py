@@ -36,18 +36,18 @@ PROBE_S = 10.0
 
 
 class NoSuchPath(WorldLost):
-    """The service does not serve this."""
+    """The service does not serve this path."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, Loss.CUT)
 
 
 class NoSuchField(RequestFailed):
-    """An observation has no text where the config says that it is."""
+    """An observation lacks the field that should hold its text according to the config."""
 
 
 class NoPlace(WorldLost):
-    """The service has as many sessions as it can."""
+    """The service has no free session."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, Loss.REFUSED)
@@ -56,23 +56,23 @@ class NoPlace(WorldLost):
 class ServicePool(RemotePool):
     """Lends episodes that a service plays; the service may be on another machine.
 
-    An assistant message is sent as it is. A service that does not name its own opening messages gives one text, which
-    follows ``instructions``; where it is empty, they are the question. The token is read from :data:`TOKEN_VARIABLE`,
-    if it is set.
+    An assistant message is sent unchanged. If the service names no opening messages, its first text follows the system
+    message ``instructions``; if that text is empty, ``instructions`` are the question. The token is read from the
+    variable :data:`TOKEN_VARIABLE`, if it is set.
 
     Args:
-        token_spans: the policy's tokenizer, for cutting observations.
-        url: of the service, ``http://host:port``.
+        token_spans: the policy's tokenizer, which cuts observations.
+        url: URL of the service, ``http://host:port``.
         dataset: the name printed with every score.
-        splits: split -> [first, end) of the tasks' numbers in it, where the service names none.
-        instructions: system message where the service gives none.
-        action_field: name of an action's text, where the service has its own.
-        observation_field: name of an observation's text, where the service has its own.
-        rewards: the earnings of an episode by a service without grades: its ``last`` reward, or the ``sum`` of them.
-        scale: the lowest and the highest of that; None: [0, 1].
+        splits: split -> [first, end) of its tasks' numbers, if the service names no tasks.
+        instructions: system message, if the service gives none.
+        action_field: field with an action's text, if the service uses its own name.
+        observation_field: field with an observation's text, if the service uses its own name.
+        rewards: for a service without grades: an episode earns its ``last`` reward, or the ``sum`` of all.
+        scale: lowest and highest possible earnings of an episode; None is [0, 1].
         max_worlds, observation_max_tokens: as for any remote pool.
-        step_timeout_s: time for one command, with the grade if it ends the episode, and for a grade.
-        start_timeout_s: time for a task to start, and for a service that went away, or cuts connections, to come back.
+        step_timeout_s: time for one command (with the grade if it ends the episode), and for a grade alone.
+        start_timeout_s: time for a task to start, and for a service that is gone or cuts connections to come back.
     """
 
     description = Description(behavior=(TOOLS_BEHAVIOR,))
@@ -119,7 +119,7 @@ class ServicePool(RemotePool):
         """Ask the service for its tasks.
 
         Raises:
-            EnvironmentCrashed: the service cannot be reached, or does not speak the protocol.
+            EnvironmentCrashed: the service cannot be reached or does not speak the protocol.
         """
         token = read_secret(TOKEN_VARIABLE)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -135,7 +135,7 @@ class ServicePool(RemotePool):
             raise EnvironmentCrashed(f"the environment service at {self.url} gives no tasks: {error!r}") from error
 
     async def _tasks(self) -> Mapping[str, list[str]]:
-        """Split -> task ids."""
+        """Return split -> task ids."""
         raise NotImplementedError
 
     async def request(self, method: str, path: str, **arguments: Any) -> Any:
@@ -165,7 +165,7 @@ class ServicePool(RemotePool):
         return messages
 
     def text_of(self, observation: Mapping[str, Any]) -> str:
-        """Return the text in a service's observation; raises NoSuchField, which names the fields there are."""
+        """Return the text in a service's observation. Raises NoSuchField, with the existing fields, if it has none."""
         if self.observation_field not in observation and not self.field_is_known:
             there = ", ".join(sorted(observation))
             raise NoSuchField(f"there is no {self.observation_field!r}: set observation_field to one of {there}")
@@ -174,8 +174,8 @@ class ServicePool(RemotePool):
         return text or (_text_of(rest) if rest and self.field_is_known else "")
 
     def reward_of(self, value: Any, before: float | None) -> float | None:
-        """Return what an episode has earned that had earned ``before``, after the service's reward ``value``: a number,
-        a truth value or None. Raises WorldLost for any other."""
+        """Return an episode's earnings after the service's reward ``value``. ``before`` are the earnings so far. Raises
+        WorldLost if ``value`` is not a number, a truth value or None."""
         if value is None:
             return before
         try:
@@ -187,8 +187,8 @@ class ServicePool(RemotePool):
         return reward + (before or 0.0) if self._sums else reward
 
     def grade_of(self, reward: float | None, done: bool) -> dict[str, Any]:
-        """Return the grade of a service that has rewards and no grades: what the episode earned, on the scale; 0 before
-        there is any. An episode that it has ended without a reward is ungradable: that is not a 0 like any other.
+        """Return the grade for a service that sends only rewards: the earnings on the scale, 0 before the first reward.
+        If the service ended the episode without a reward, the episode is ungradable, unlike one with reward 0.
         """
         if reward is None:
             why = {"ungradable": "the service ended the episode without any reward"} if done else {}
@@ -205,15 +205,15 @@ class ServicePool(RemotePool):
         return {"reward": share, "success": share == 1.0}
 
     def command(self, message: str) -> str:
-        """Return all of the message; an empty one is an action too, which the service has to answer."""
+        """Return the whole message. An empty message is an action too, and the service must answer it."""
         return message
 
     async def lease(self) -> WorldLine:
-        """Open a line of its own for one episode.
+        """Open a separate line for one episode.
 
         Raises:
-            WorldLost: no connection. A service that is gone is gone for all: no episode is charged with it, whatever it
-                did last. A service must prevent harm by agents itself.
+            WorldLost: there is no connection. No episode is blamed for it, whatever its last action was, because all
+                episodes lose the service. The service itself must prevent harm by agents.
             EnvironmentCrashed: the pool is closed.
         """
         if self._closing:
@@ -230,7 +230,7 @@ class ServicePool(RemotePool):
         return line
 
     async def answers(self) -> bool:
-        """Return whether the service still gives sessions, or has none left to give."""
+        """Return whether the service works: it gives a session, or says that it has none left."""
         try:
             async with asyncio.timeout(PROBE_S):
                 line = await self._connect()
@@ -244,7 +244,7 @@ class ServicePool(RemotePool):
         return True
 
     async def _connect(self) -> WorldLine:
-        """Raises WorldLost, or RequestFailed for a service that refuses."""
+        """Open a line. Raises WorldLost without a connection, RequestFailed if the service refuses."""
         raise NotImplementedError
 
     async def give_back(self, line: WorldLine) -> None:
@@ -259,7 +259,7 @@ class ServicePool(RemotePool):
 
 
 class ServiceLine(WorldLine):
-    """The line to one episode of a service, with what the episode has earned."""
+    """The line to one episode of a service. It also keeps the rewards that the episode has earned."""
 
     def __init__(self, pool: ServicePool) -> None:
         super().__init__(pool.losses)
@@ -273,11 +273,11 @@ class ServiceLine(WorldLine):
         return not self._cut
 
     def kill(self) -> None:
-        """Nothing more is sent; the service ends a session that was not closed at its own time."""
+        """Send nothing more on this line. The service will end the open session at a time of its choice."""
         self._cut = True
 
     def _observed(self, observation: Mapping[str, Any], done: object, reward: Any) -> dict[str, Any]:
-        """Return the answer to a step, by the observation, the end and the reward that the service sent."""
+        """Return a step's answer, made from the observation, ``done`` and reward that the service sent."""
         self._done = bool(done)
         self._earned = self._pool.reward_of(reward, self._earned)
         return {"observation": self._pool.text_of(observation), "done": self._done, **flags_of(observation)}
@@ -294,7 +294,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def failure(message: str, reason: object) -> RequestFailed | WorldLost:
-    """Return the exception that a service's error means."""
+    """Return the exception for a service's error: WorldLost for an unknown session, RequestFailed for all else."""
     message = message[:MAX_ERROR_CHARACTERS]
     if reason == UNKNOWN_SESSION:  # the service was started again, or the session was idle for too long
         return WorldLost(message, Loss.GONE)
@@ -307,12 +307,12 @@ thing by one of them."""
 
 
 def is_ours(observation: Mapping[str, Any]) -> bool:
-    """Return whether a service of ours sent it, with messages and grades of its own."""
+    """Return whether the observation comes from a service of this project, which sends messages and grades."""
     return observation.keys() >= set(OWN_FIELDS)
 
 
 def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the further fields of a step, besides text and reward."""
+    """Return the fields of a step's answer other than text and reward."""
     if not is_ours(observation):
         return {"failed": False, "empty_action": False, "reminder": "", "reason": None, "turn_reward": None}
     reminder = str(observation["reminder"])
@@ -326,7 +326,7 @@ def flags_of(observation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of an observation: the texts of messages and parts one below the other, JSON of all else."""
+    """Return an observation as text: the texts of its messages and parts on separate lines, anything else as JSON."""
     match value:
         case str():
             return value

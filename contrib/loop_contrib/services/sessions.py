@@ -28,11 +28,11 @@ UNKNOWN_SESSION = "unknown_session"
 
 
 class NoEpisode(Exception):
-    """The session has no episode that could be stepped or graded."""
+    """The session has no episode to step or grade."""
 
 
 class SessionEnded(NoEpisode):
-    """The session has ended while the call waited for it."""
+    """The session ended while this call waited for its turn."""
 
     reason = UNKNOWN_SESSION
 
@@ -50,34 +50,34 @@ class ServedAnswer:
 
 
 class ServedTasks:
-    """The tasks of a pool, by split and index, by position in all of them, and by id."""
+    """The tasks of a pool. A task is found by split and index, by its position among all tasks, or by id."""
 
     def __init__(self, pool: EnvironmentPool, splits: Sequence[str]) -> None:
         self.by_split = {split: pool.tasks(split) for split in splits}
         self._all = [task for tasks in self.by_split.values() for task in tasks]
 
     def split(self, name: Any) -> list[str]:
-        """Raises UnknownTask."""
+        """Return the task ids of a split. Raises UnknownTask."""
         if not isinstance(name, str) or name not in self.by_split:
             raise UnknownTask(f"no split {reprlib.repr(name)}; there are {', '.join(self.by_split)}")
         return self.by_split[name]
 
     def at(self, index: Any, split: Any = None) -> str:
-        """Return the task at ``index`` of a split, or of all splits one after another; raises UnknownTask."""
+        """Return the task at ``index`` in a split, or else in the sequence of all splits. Raises UnknownTask."""
         tasks = self._all if split is None else self.split(split)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tasks):
             raise UnknownTask(f"no task {reprlib.repr(index)}: the index is from 0 to {len(tasks) - 1}")
         return tasks[index]
 
     def asked_for(self, index: Any, seed: Any, split: Any = None) -> str:
-        """Return the task at ``index``, else the one that ``seed`` draws, else the first; raises UnknownTask."""
+        """Return the task at ``index``, or else a task drawn by ``seed``, or else the first. Raises UnknownTask."""
         if index is None and isinstance(seed, int):
             return self.at(seed % len(self._all if split is None else self.split(split)), split)
         return self.at(0 if index is None else index, split)
 
 
 class ServedSession:
-    """The episodes of one client, one after another. Calls come one at a time."""
+    """Plays the episodes of one client one after another. Simultaneous calls wait for each other."""
 
     def __init__(self, pool: EnvironmentPool, name: str) -> None:
         self.name = name
@@ -90,17 +90,17 @@ class ServedSession:
         self._closed = False
 
     def idle_s(self) -> float:
-        """Return seconds since it was last used; 0 while a call is under way."""
+        """Return the seconds since the session was last used; 0 during a call."""
         return 0.0 if self._turn.locked() else running_time.now() - self._used
 
     def touch(self) -> None:
-        """Note that the session is in use."""
+        """Record that the session was used now."""
         self._used = running_time.now()
 
     @contextlib.asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
-        """Raises SessionEnded for a call that came after :meth:`close`, or waited for it: nobody would end its
-        episode.
+        """Wait for the turn of a call. Raises SessionEnded if the session was closed before the turn came, because
+        nobody would end an episode begun later.
         """
         async with self._turn:
             if self._closed:
@@ -111,12 +111,12 @@ class ServedSession:
                 self.touch()
 
     async def reset(self, task_id: str) -> ServedAnswer:
-        """Begin an episode, and end the one before.
+        """End the previous episode and begin a new one.
 
         Raises:
-            EnvironmentFault: as the environment's ``start``.
+            EnvironmentFault: as for the environment's ``start``.
             NoEpisode: the session has ended.
-            TimeoutError: no place was free in time.
+            TimeoutError: the pool had no free place in time.
         """
         async with self._call():
             await self._end()
@@ -130,12 +130,12 @@ class ServedSession:
             return self.last
 
     async def step(self, action: str) -> ServedAnswer:
-        """Run one action. After the end of the episode, the last answer is repeated. An action that takes too long
-        ends its episode in a grade, as any other does: a trainer that drops what failed would let its agent void
-        episodes.
+        """Run one action. After the end of the episode, return the last answer again. An action that takes too long
+        ends its episode with a grade. Without a grade a trainer might drop the episode, and an agent could void
+        episodes with slow actions.
 
         Raises:
-            NoEpisode, EnvironmentFault: nothing was reset, or the session has ended, or as the environment's ``step``.
+            NoEpisode, EnvironmentFault: there is no episode, the session has ended, or as the environment's ``step``.
         """
         async with self._call():
             environment = self._running
@@ -152,7 +152,7 @@ class ServedSession:
             return self.last
 
     async def grade(self) -> dict[str, Any]:
-        """Return the grader's verdict on the present state; raises as the environment's ``grade``, and NoEpisode."""
+        """Return the grade of the present state. Raises NoEpisode, and the errors of the environment's ``grade``."""
         async with self._call():
             return asdict(await self._running.grade())
 
@@ -169,7 +169,7 @@ class ServedSession:
                 await environment.close()
 
     async def close(self) -> None:
-        """End the episode; a call that is under way ends first."""
+        """End the episode, after a running call has ended."""
         self._closed = True
         async with self._turn:
             await self._end()

@@ -26,7 +26,7 @@ from loop_recipes.verbs.exit_status import exit_status
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command with these arguments and return its exit status."""
     parser = config_parser("method rank-turns", __doc__)
     parser.add_argument("--logs", required=True, action="append", help="rollouts: a log, or a run's folder; repeatable")
     parser.add_argument("--critic", required=True, type=Path, metavar="RUN", help="folder of the critic's run")
@@ -47,10 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def rank_turns(options: argparse.Namespace) -> tuple[Path, list[TurnPair]]:
-    """Sample the candidates on the node, then rank them here; returns the folder of the pairs, and the pairs.
+    """Sample the candidates on the node and rank them in this process. Return the folder of the pairs, and the pairs.
 
     Raises:
-        ConfigError: of the config, the options, the logs or the critic; and the errors of the node.
+        ConfigError: the config, an option, a log or the critic is wrong. The node's errors are raised too.
     """
     # torch, which --help does without
     from loop_contrib.sweet_rl.stored_critic import critic_adapter, critic_config, load_turn_critic

@@ -40,8 +40,8 @@ def critic_adapter(run: Path) -> Path:
 
 
 def adapter_from_the_start(run: Path, before: str | None) -> Path:
-    """Return the adapter of ``run`` that a resumed run used ``before``, else the newest: a critic that is trained on
-    meanwhile must not change the credits of a run that goes on.
+    """Return the adapter ``before``, which a resumed run used, if it is from ``run``, else the newest of ``run``. So
+    further training of the critic does not change the credits of a resumed run.
 
     Raises:
         ConfigError: the run has no adapter.
@@ -54,7 +54,7 @@ def stored_config(run: Path) -> SftConfig:
     """Read the config of a run of `sft_appworld`.
 
     Raises:
-        ConfigError: the folder is not such a run.
+        ConfigError: the folder is not a run of `sft_appworld`.
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is not a folder of a run: it holds no config.yaml; {TRAINS_ONE}")
@@ -63,10 +63,10 @@ def stored_config(run: Path) -> SftConfig:
 
 
 def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
-    """Read the config of a run that trained a critic of turns, and its loss.
+    """Return the config and the loss of a run that trained a critic of turns.
 
     Raises:
-        ConfigError: the folder is not such a run.
+        ConfigError: the folder is not a run that trained such a critic.
     """
     conf = stored_config(run)
     if check_component("loss", conf.loss) is not TurnAdvantage:
@@ -75,10 +75,10 @@ def critic_config(run: Path) -> tuple[SftConfig, TurnAdvantage]:
 
 
 def load_learner(run: Path) -> tuple[SftConfig, Learner]:
-    """Read the config of a run of `sft_appworld`, and build its learner as it began; every rank must call it.
+    """Return the config of a run of `sft_appworld` and its learner before the first step. Every rank must call this.
 
     Raises:
-        ConfigError: the folder is not such a run, or names a file that is gone.
+        ConfigError: the folder is not a run of `sft_appworld`, or its config names a file that is gone.
     """
     conf = replace(stored_config(run), sequence_parallel=1)  # which the ranks here need not be enough for
     dtype = DTYPES[conf.dtype]
@@ -88,15 +88,15 @@ def load_learner(run: Path) -> tuple[SftConfig, Learner]:
 
 
 def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True) -> TurnCritic:
-    """Load the critic of a run, on the device and in the precision that the run had; every rank must call it.
+    """Load the critic of a run, with the device and precision of that run. Every rank must call this function.
 
     Args:
         run: folder of a run with the loss :class:`~loop_contrib.sweet_rl.turn_critic.TurnAdvantage`.
-        adapter: one of those in its ``policies``; None is the newest.
+        adapter: one of the adapters in the run's ``policies``; None is the newest.
         reference_sees_hidden: see :class:`~loop_contrib.sweet_rl.turn_critic.TurnCritic`.
 
     Raises:
-        ConfigError: the folder is not such a run, has exported nothing yet, or names a file that is gone.
+        ConfigError: the folder is not such a run, holds no adapter yet, or its config names a file that is gone.
     """
     conf, learner = load_learner(run)
     return critic_over(conf, learner.update.scorer, run, adapter, reference_sees_hidden)
@@ -105,7 +105,7 @@ def load_turn_critic(run: Path, adapter: Path | None = None, reference_sees_hidd
 def critic_over(
     config: LearnerConfig, scorer: Scorer, run: Path, adapter: Path | None = None, reference_sees_hidden: bool = True
 ) -> TurnCritic:
-    """Load the critic of a run, as :func:`load_turn_critic`, over the model of ``scorer``, which ``config`` names."""
+    """Load a run's critic like :func:`load_turn_critic`, but on the model of ``scorer``, which ``config`` names."""
     conf, loss = critic_config(run)
     theirs, ours = (Path(each.base_model).resolve() for each in (conf, config))
     require(theirs == ours, f"the critic in {run} stands on {theirs}, and this run's base model is {ours}")

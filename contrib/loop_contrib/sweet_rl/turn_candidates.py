@@ -31,11 +31,11 @@ Turn = tuple[str, int]
 
 
 def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample) -> list[CollectionRequest]:
-    """Return the requests to a node: ``how.continuations`` episodes from every ``every``-th turn, that end with that
+    """Return requests for ``how.continuations`` episodes from every ``every``-th turn. Each episode ends after that
     turn.
 
-    A request has one number of turns, so each is of turns of one number. The node plays the candidate in the world
-    too, which is needless; it is one step.
+    A request has a single limit of turns, so each request is for turns with one number. The node also plays the
+    candidate in the world. This step is not needed.
     """
     of_number: defaultdict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -54,13 +54,12 @@ def sample_candidates(
     requests: Sequence[CollectionRequest],
     on_request: Callable[[CollectionRequest], None] = lambda request: None,
 ) -> dict[Turn, list[Rollout]]:
-    """Sample the candidates of every turn, each a rollout of one turn; a turn whose world answered otherwise, or that
-    lost them all, has none.
-
-    Candidates on the node's disk are not sampled again. Raises what the source raises.
+    """Sample the candidates of every turn; each is a rollout of one turn. A turn has none if its world answered
+    differently when played again or all were lost. Candidates on the node's disk are not sampled again. The
+    errors of ``source`` are raised too.
 
     Raises:
-        CollectionFailed: everything was lost.
+        CollectionFailed: all candidates were lost.
     """
     for request in requests[:2]:
         source.start(request)
@@ -85,7 +84,7 @@ def sample_candidates(
 def pairs_of(
     turn: Turn, candidates: Sequence[Rollout], values: Mapping[str, Tensor], count: int, seed: int
 ) -> Iterator[TurnPair]:
-    """Yield up to ``count`` pairs of one turn's candidates; of an odd number the one in the middle is in neither half.
+    """Yield up to ``count`` pairs of a turn's candidates from the better and the worse half, without a middle one.
 
     Args:
         values: the critic's advantage of each candidate, [1], by rollout id.

@@ -42,25 +42,25 @@ PerTurn = Literal["mean", "sum"]
 
 
 class HiddenInformation(Protocol):
-    """Knows the facts of one dataset's tasks that only a grader may know, such as a reference solution. A critic may
-    see them in training; no prompt holds them."""
+    """Knows facts about a dataset's tasks that only the grader may know, such as a reference solution. A critic may
+    see these facts in training, but no prompt contains them."""
 
     def hidden_information(self, task_id: str) -> str:
-        """Return the text for one task; empty for a task without any.
+        """Return the hidden information of a task as text; "" if the task has none.
 
         Raises:
-            UnknownTask: the dataset has no such task, or keeps nothing of it.
+            UnknownTask: the dataset has no such task, or stores nothing about it.
         """
 
 
 class TurnAdvantage(PreferenceLoss):
-    """The critic's loss (eq. 2 with eq. 3): a token weighs ``1 / L`` of its turn's L sampled tokens.
+    """The critic's loss (eq. 2 with eq. 3). In a turn with L sampled tokens, each token has the weight ``1 / L``.
 
     Args:
         beta: see :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`; the authors' is 0.1.
         nll: weight of the chosen rollout's cross-entropy; the authors' is 0.01.
-        per_turn: ``sum`` leaves out the ``1 / L``: the authors' ablation without normalization. Every token of the
-            episode then counts alike, as in DPO.
+        per_turn: ``sum`` leaves out ``1 / L``, as in the authors' ablation without normalization. All tokens of an
+            episode then have equal weight, as in DPO.
     """
 
     plan = MethodPlan(compares_pairs=True, sees_hidden_information=True)
@@ -78,16 +78,16 @@ class TurnAdvantage(PreferenceLoss):
 
 @dataclass(frozen=True)
 class HiddenPrefix:
-    """Puts what a task hides before the served ids of its rollouts, which stay as they are, as a system message."""
+    """Puts a task's hidden information, as a system message, before the unchanged token ids of its rollouts."""
 
     information: HiddenInformation
     tokens: ChatFormat
 
     def of(self, task_id: str) -> list[int]:
-        """Return the ids that come before the prompt; none where the task hides nothing.
+        """Return the token ids to put before the prompt; [] if the task has no hidden information.
 
         Raises:
-            ConfigError: the dataset does not say what the task hides, or breaks over it.
+            ConfigError: the dataset does not give the task's hidden information, or fails on this task.
         """
         try:
             text = self.information.hidden_information(task_id)
@@ -100,16 +100,16 @@ class HiddenPrefix:
         return self.tokens.aside(HIDDEN_HEAD + text) if text else []
 
     def before(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples as a critic sees them; the same tokens are the sampled ones."""
+        """Return the samples with their prefixes, as a critic sees them. The sampled tokens stay the same."""
         prefixes = {task_id: torch.tensor(self.of(task_id), dtype=torch.long) for task_id in _tasks(samples)}
         return [_after(prefixes[sample.task_id], sample) for sample in samples]
 
 
 class WithHidden(SampleMaker):
-    """Tells a critic what each task hides, as a prefix of the task's rollouts.
+    """Gives a critic the hidden information of each task, as a prefix of the task's rollouts.
 
     Args:
-        information: says what a task hides, such as its reference solution.
+        information: source of a task's hidden information, such as its reference solution.
     """
 
     def __init__(self, information: HiddenInformation) -> None:
@@ -123,7 +123,7 @@ class WithHidden(SampleMaker):
         return self.prefix(model_dir).before(super().samples(rollouts, update, model_dir))
 
     def prefix(self, model_dir: str) -> HiddenPrefix:
-        """Return what comes before rollouts, in the tokens of the model in ``model_dir``.
+        """Return the prefix of rollouts, in token ids of the model in ``model_dir``.
 
         Raises:
             ConfigError: the model has no tokenizer.
@@ -133,7 +133,7 @@ class WithHidden(SampleMaker):
 
 
 def prefix_of(config: SftConfig) -> HiddenPrefix | None:
-    """Return the prefix that a critic's run saw before rollouts; None for one that saw what the actor sees."""
+    """Return the prefix that a critic's run put before rollouts; None if the critic saw only what the actor sees."""
     maker = None if config.samples is None else sample_maker(config.samples)
     return maker.prefix(config.base_model) if isinstance(maker, WithHidden) else None
 
@@ -153,16 +153,16 @@ def _after(prefix: Tensor, sample: Sample) -> Sample:
 
 
 class TurnCritic:
-    """Gives the turns of rollouts their advantages.
+    """Computes the advantages of the turns of rollouts.
 
     Args:
-        scorer: of the learner whose base model the critic and its reference stand on.
-        adapter: the critic's full LoRA tensors by their torchtune names.
-        reference: those of the policy that the critic's training began with; None is the base model.
-        prefix: the one that the critic was trained with; None for one that sees what the actor sees.
-        per_turn: as it was trained, see :class:`TurnAdvantage`.
-        reference_sees_hidden: False leaves c out of the reference's log-probs, as the authors' code does where it ranks
-            candidates. Eq. 3 has it in both.
+        scorer: scorer of a learner; the critic and its reference use the base model of this learner.
+        adapter: the critic's full LoRA tensors by torchtune name.
+        reference: such tensors of the policy with which the critic's training began; None is the base model.
+        prefix: the prefix from the critic's training; None if the critic sees only what the actor sees.
+        per_turn: the setting from the critic's training, see :class:`TurnAdvantage`.
+        reference_sees_hidden: False leaves c out of the reference's log-probs, as in the authors' code that ranks
+            candidates. Eq. 3 has c in both models.
     """
 
     def __init__(
@@ -183,13 +183,13 @@ class TurnCritic:
         self._reference = None if reference is None else 0
 
     def check_room(self, tasks: Sequence[str], tokens: int, key: str) -> None:
-        """Check that rollouts of ``tokens`` tokens fit the model behind the hidden information of their tasks.
+        """Check that hidden information and a rollout of ``tokens`` tokens fit the model together, for all tasks.
 
         Args:
-            key: of the config, which names the critic.
+            key: the config key of the critic, for the error message.
 
         Raises:
-            ConfigError: rollouts of ``tokens`` tokens do not fit the model behind what the tasks hide.
+            ConfigError: both together are too long for the model.
         """
         hidden = 0 if self._prefix is None else max(len(self._prefix.of(task)) for task in tasks)
         longest = int(self._scorer.model.max_seq_len)  # type: ignore[arg-type]  # a module's attributes are untyped
@@ -205,10 +205,10 @@ class TurnCritic:
         A collective: every rank calls it with the same samples.
 
         Args:
-            samples: as the actor sees them, in any order, of whoever sampled them.
+            samples: samples as the actor sees them, in any order, from any policy.
 
         Raises:
-            ConfigError: one is too long for the model with what is hidden.
+            ConfigError: a sample with its hidden information is too long for the model.
         """
         with_hidden = samples if self._prefix is None else self._prefix.before(samples)
         longest = max((sample.tokens for sample in with_hidden), default=0)
@@ -227,8 +227,8 @@ class TurnCritic:
 
 
 def by_turn(values: Tensor, turns: Tensor, per_turn: PerTurn = "mean") -> Tensor:
-    """Mean or sum over each turn, [t] or [t, d], of the values [n] or [n, d] of tokens, for the turns that occur in
-    ``turns`` [n], in ascending order."""
+    """Return the mean or sum of the tokens' values [n] or [n, d] over each turn, [t] or [t, d]. ``turns`` [n] gives the
+    turn of each token; the result is for the turns that occur there, in ascending order."""
     _, index, counts = torch.unique(turns, return_inverse=True, return_counts=True)
     sums = values.new_zeros(len(counts), *values.shape[1:]).index_add(0, index, values)
     return sums if per_turn == "sum" else sums / counts.view(-1, *[1] * (values.ndim - 1))

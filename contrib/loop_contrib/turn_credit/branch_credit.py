@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def value_changes(values: Sequence[float | None], final: float) -> list[float]:
-    """Return by how much each turn changed the value.
+    """Return by how much each turn changed the value, [t].
 
     Args:
-        values: [t], of the states before the turns; a turn whose state has None counts as no change.
-        final: the return, which stands behind the last turn.
+        values: [t] values of the states before the turns. If a value is None, its turn counts as no change.
+        final: the return, used as the value after the last turn.
     """
     states: list[float] = []
     known = [value for value in values if value is not None]
@@ -39,7 +39,7 @@ def value_changes(values: Sequence[float | None], final: float) -> list[float]:
 
 
 def with_unequal_returns(rollouts: Sequence[Rollout], paid: UpdateConfig) -> list[Rollout]:
-    """Return the rollouts of tasks whose rollouts differ in return; all others have an advantage of 0."""
+    """Return the rollouts of all tasks whose rollouts have unequal returns. In other tasks all advantages are 0."""
     returns: defaultdict[str, set[float]] = defaultdict(set)
     for rollout in rollouts:
         returns[rollout.task_id].add(paid.return_of(rollout))
@@ -53,12 +53,12 @@ def credits_in_parts(
     paid: UpdateConfig,
     deadline_s: float,
 ) -> dict[str, list[float]] | None:
-    """Return :func:`branch_credits` on all ranks; None when the run was asked to stop meanwhile.
+    """Return the result of :func:`branch_credits` on all ranks; None if the run was asked to stop meanwhile.
 
     Args:
-        ask: :meth:`~loop_recipes.rollouts.shared_source.SharedSource.ask`. It is asked for some rollouts at a time,
-            since the other ranks wait for each answer.
-        deadline_s: longest time for each of them, as long as for a collection.
+        ask: :meth:`~loop_recipes.rollouts.shared_source.SharedSource.ask`. Each call is for a part of the rollouts,
+            because the other ranks wait for its answer.
+        deadline_s: longest time of each call, the same as for a collection.
     """
     batches = [rollouts[at : at + BRANCHES_OF_A_REQUEST] for at in range(0, len(rollouts), BRANCHES_OF_A_REQUEST)]
     credits: dict[str, list[float]] = {}
@@ -79,16 +79,16 @@ def branch_credits(
     ahead: Sequence[Rollout] = (),
     deadline_s: float = math.inf,
 ) -> dict[str, list[float]]:
-    """Return credits [t] of the turns that each rollout sampled, by rollout id; plain data, for other ranks.
+    """Return rollout id -> credits [t] of the turns that it sampled, as plain data for other ranks.
 
-    Rollouts that cannot be branched (of several sequences, or text alone) have none, nor have those none of whose
-    continuations could be had.
+    A rollout has no credits if it cannot be branched (several sequences, or text only) or if all its continuations
+    were lost.
 
     Args:
-        source: of a node that serves the versions that sampled.
-        how: by that version; its continuations are played for every turn.
-        ahead: rollouts whose continuations are asked for already, so that the node has work when these are done.
-        deadline_s: longest time to wait for all of them together.
+        source: source of a node that serves the policy versions of the rollouts.
+        how: policy version -> how to sample the continuations of every turn.
+        ahead: the next rollouts. Their continuations are started now, so that the node always has work.
+        deadline_s: longest time to wait for all continuations of ``rollouts`` together.
 
     Raises:
         NoRollouts: the deadline passed.
@@ -134,5 +134,5 @@ def _requests(rollouts: Sequence[Rollout], how: Mapping[int, HowToSample]) -> li
 
 
 def _numbers(rollout: Rollout) -> range:
-    """Return the turns that the rollout sampled itself, counted from its episode's beginning."""
+    """Return the numbers of the turns that the rollout sampled itself, counted from the start of its episode."""
     return range(rollout.turns_before, rollout.turns_before + len(rollout.turns))

@@ -22,11 +22,11 @@ from loop_recipes.run.stop_request import StopRequested
 
 
 class ByBranches(TurnCredit):
-    """Spreads the advantage of each rollout over its turns by how continuations from every turn end.
+    """Spreads each rollout's advantage over its turns, according to the returns of continuations from every turn.
 
     Args:
-        continuations: episodes that are played from every turn.
-        strength: how much of it is added to the advantage.
+        continuations: number of episodes played from every turn.
+        strength: factor of the credits that are added to the advantage.
     """
 
     same_scale = False

@@ -18,11 +18,11 @@ from loop_recipes.engine.samples import ScoredSample
 
 
 class ByCritic(TurnCredit):
-    """Spreads the advantage of each rollout over its turns by a critic of turns.
+    """Spreads each rollout's advantage over its turns, according to a critic of turns.
 
     Args:
-        critic: folder of a run of ``sft_appworld`` with ``TurnAdvantage``; the adapter that is its newest at the start
-            is used, also by a resumed run.
+        critic: folder of a run of ``sft_appworld`` with ``TurnAdvantage``. The newest adapter at the first start is
+            used; a resumed run keeps this adapter.
         strength: how much is added to the advantage, in standard deviations of the advantages.
     """
 

@@ -25,10 +25,10 @@ from loop_recipes.engine.samples import CreditedSample, ScoredSample
 
 
 class TurnCredit(Credit):
-    """Base of credits that spread a rollout's advantage over its turns; each subclass says what a turn was worth.
+    """Base of credits that spread a rollout's advantage over its turns. A subclass computes the credit of each turn.
 
     Args:
-        strength: how much of it is added to the advantage; above 0.
+        strength: factor, above 0, of the centred credits that are added to the advantage.
     """
 
     plan = MethodPlan(starts_from_rollout_advantage=True)
@@ -39,7 +39,7 @@ class TurnCredit(Credit):
         self._strength = strength
 
     def credits(self, samples: Sequence[ScoredSample]) -> Mapping[str, Tensor]:
-        """Return what each turn was worth [t], from the first turn on, by rollout id; some rollouts may lack it."""
+        """Return rollout id -> credits [t] of its turns, from the first turn on. Some rollouts may be missing."""
         raise NotImplementedError
 
     def credit(self, samples: list[ScoredSample]) -> list[ScoredSample]:
@@ -50,11 +50,11 @@ class TurnCredit(Credit):
 def spread(
     samples: Sequence[CreditedSample], credits: Mapping[str, Tensor], strength: float, same_scale: bool
 ) -> list[Tensor]:
-    """Give each sampled token an advantage: [n] of each sample, float32.
+    """Return the advantages of the sampled tokens, [n] float32 for each sample.
 
     Args:
-        credits: [t] of each turn from the first on, by rollout id; a rollout without any keeps A_k for all its tokens.
-        same_scale: the ``s`` above; False is 1.
+        credits: rollout id -> credits [t] of its turns. A rollout without credits keeps A_k for all its tokens.
+        same_scale: True computes the ``s`` above; False sets ``s`` to 1.
     """
     centred = [_centred(sample, credits.get(sample.rollout_id)) for sample in samples]
     if same_scale and samples:
@@ -64,7 +64,7 @@ def spread(
 
 
 def _centred(sample: CreditedSample, credits: Tensor | None) -> Tensor:
-    """Return [n] float64: for each sampled token its turn's credit less their mean over the rollout."""
+    """Return for each sampled token its turn's credit minus the mean over the rollout's tokens, [n] float64."""
     turns = sample.turn_ids[sample.mask]
     if credits is None:
         return torch.zeros(len(turns), dtype=torch.float64)

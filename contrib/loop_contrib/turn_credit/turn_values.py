@@ -30,7 +30,7 @@ OPEN_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class ValuedRollout:
-    """A rollout, the turns of it that are valued, and how their continuations are sampled."""
+    """A rollout, the numbers of its turns to be valued, and how to sample the continuations of these turns."""
 
     rollout: Rollout
     turns: Sequence[int]
@@ -38,7 +38,7 @@ class ValuedRollout:
 
     @classmethod
     def every(cls, rollout: Rollout, step: int, how: HowToSample) -> ValuedRollout:
-        """Value the first turn that the rollout sampled itself, and every ``step``-th after it."""
+        """Choose the first turn that the rollout sampled itself, and every ``step``-th turn after it."""
         before = rollout.turns_before
         return cls(rollout, range(before, before + len(rollout.turns), step), how)
 
@@ -47,7 +47,7 @@ class ValuedRollout:
         return continuation_request([Branch.of(self.rollout, self.turns)], self.how)
 
     def missing(self, known: Sequence[TurnValue]) -> bool:
-        """Return whether a turn has no value of this version from as many continuations."""
+        """Return whether a turn lacks a value from this policy version and this number of continuations."""
         asked = self.how.continuations
         there = {
             (value.rollout_id, value.turn)
@@ -63,9 +63,9 @@ def write_turn_values(
     file: Path,
     on_rollout: Callable[[ValuedRollout, list[TurnValue]], None] = lambda valued, values: None,
 ) -> list[str]:
-    """Have every turn that ``file`` lacks valued, and add its line as soon as it is; returns why rollouts failed.
+    """Value every turn that ``file`` lacks, and append its value as soon as it is known. Return why rollouts failed.
 
-    A rollout whose continuations cannot be made, such as one whose world crashes again and again, is left out.
+    A rollout is left out if its continuations cannot be sampled, for example because its world always crashes.
     """
     known = read_turn_values(file)
     waiting = [valued for valued in wanted if valued.missing(known)]
@@ -93,7 +93,7 @@ def write_turn_values(
 def _started_ahead(
     source: CollectionSource, waiting: Sequence[ValuedRollout]
 ) -> Iterator[tuple[ValuedRollout, CollectionRequest]]:
-    """Yield each rollout with its request, which has been started, and so have those of the next ones."""
+    """Yield each rollout with its started request. The requests of the next rollouts have been started too."""
     started: deque[tuple[ValuedRollout, CollectionRequest]] = deque()
     for valued in waiting:
         request = valued.request

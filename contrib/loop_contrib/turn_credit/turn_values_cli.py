@@ -36,7 +36,7 @@ DEADLINE_S = 7200.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the words ask for; returns the exit status."""
+    """Run the command with these arguments and return its exit status."""
     parser = verb_parser("method turn-values", __doc__)
     parser.add_argument("run", type=Path, help="folder of a training run")
     parser.add_argument("--continuations", type=int, default=8, metavar="N", help="rollouts of every turn (8)")
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _value(options: argparse.Namespace) -> str:
-    """Value the turns; returns which file was written, and raises ValueError if it lacks a rollout's."""
+    """Value the turns and return a line that names the file. Raises ValueError if a rollout could not be valued."""
     log = _log(options.run, options.collection)
     sampling, limits = stored_protocol(log)
     wanted = []
@@ -83,7 +83,7 @@ def _show(bar: Bar, values: Sequence[TurnValue]) -> None:
 
 
 def _log(run: Path, collection: str | None) -> Path:
-    """Return the log of the collection asked for, or of the newest that was trained on.
+    """Return the log of the collection; None takes the newest collection that was trained on.
 
     Raises:
         ValueError: the run has no such log.
@@ -99,11 +99,11 @@ def _log(run: Path, collection: str | None) -> Path:
 
 
 def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
-    """Open the run's own node where it is running, else that of ``--node``, started here; ready.
+    """Open the run's own node if it is running, else start the node of ``--node``. Wait until it is ready.
 
     Raises:
-        ConfigError: no token for a node that runs, or a run whose node is not described.
-        NodeUnreachable, NodeDied: the node does not answer, or did not start.
+        ConfigError: the token of a running node is missing, or the run does not describe its node.
+        NodeUnreachable, NodeDied: the node does not answer or did not start.
     """
     url, node = _running(options.run / "node"), None
     if url is None:
@@ -126,7 +126,7 @@ def _open_nodes(options: argparse.Namespace) -> NodeSource | SeveralNodes:
 
 
 def _running(root: Path) -> str | None:
-    """Return the URL of the node on ``root``; None when none is running."""
+    """Return the URL of the node with the folder ``root``; None if no node is running there."""
     url = node_address(root)
     if url is None:
         return None
@@ -138,10 +138,10 @@ def _running(root: Path) -> str | None:
 
 
 def _serve(nodes: NodeSource | SeveralNodes, run: Path, versions: Sequence[int]) -> list[int]:
-    """Have the node serve ``versions``; returns those that it did not serve before.
+    """Make the node serve ``versions``. Return the versions that it did not serve before.
 
     Raises:
-        ValueError: the run has no adapter of one of them.
+        ValueError: the run has no adapter of a version that is not served.
     """
     missing = [version for version in versions if version not in nodes.wait_ready()]
     for version in missing:

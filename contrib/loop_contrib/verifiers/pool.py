@@ -55,13 +55,13 @@ class VerifiersEnvironment:
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Return no messages: the taskset opens the conversation itself."""
+        """Return no messages, because the taskset itself opens the conversation."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
         return []
 
     async def run(self, connection: Connection) -> Ended | None:
-        """Play until the taskset has graded what its agent did, or something broke."""
+        """Play the episode until the taskset has graded it or an error ends it."""
         settings = {"base_url": connection.url_with_key, "max_turns": connection.max_turns}
         try:
             place = self._pool.place_of(self._task_id)
@@ -75,13 +75,13 @@ class VerifiersEnvironment:
         raise UnknownTask("a taskset has no world of ours to act in")
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
-        """Do nothing: the taskset grades the episode."""
+        """Do nothing, because the taskset grades the episode."""
 
     async def grade(self) -> Grade:
-        """Return the taskset's rewards, on the scale of the config or of their weights.
+        """Return the taskset's rewards, scaled by the config's scale or by the one from their weights.
 
         Raises:
-            EnvironmentCrashed: the rewards are beyond the scale.
+            EnvironmentCrashed: the sum of the rewards is outside the scale.
         """
         played = self._played
         if "error" in played:
@@ -103,16 +103,16 @@ class VerifiersPool:
     """Lends episodes of a taskset, first come, first served.
 
     Args:
-        taskset: its id, as the package takes it.
+        taskset: the taskset's id in the verifiers package.
         python: the interpreter that has the package and the taskset.
-        env: further parts of the package's own ``[env]`` section: ``taskset``, ``agent``, ``timeout``, ...
-        splits: split -> options of the taskset in it; None: one split, ``train``.
-        held_out: of the tasks of one split, so many are split ``held_out`` and no longer ``train``.
-        limit: so many of the first tasks of each split; None: all.
-        scale: the lowest and the highest sum of its rewards; None: by each task's weights, its rewards being
-            from 0 to 1.
-        variables: more environment variables of its processes.
-        max_worlds: episodes at a time.
+        env: other parts of the package's ``[env]`` section: ``taskset``, ``agent``, ``timeout``, ...
+        splits: split -> the taskset's options for this split; None is the single split ``train``.
+        held_out: number of tasks of a single split that form the split ``held_out`` instead of ``train``.
+        limit: number of tasks used from the start of each split; None uses all.
+        scale: lowest and highest sum of a task's rewards; None computes it from each task's weights, with
+            rewards from 0 to 1.
+        variables: additional environment variables of the taskset's processes.
+        max_worlds: most episodes at a time.
     """
 
     is_harness = True
@@ -146,12 +146,12 @@ class VerifiersPool:
         self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
-        """Load the taskset, and ask for its tasks.
+        """Load the taskset and read its tasks.
 
         Raises:
             FileNotFoundError: the interpreter does not exist.
-            EnvironmentCrashed: the interpreter has no such package or taskset; one line.
-            ValueError: as :class:`~agent_environments.tools.tasks.TaskTable`; or the scale has to be given.
+            EnvironmentCrashed: the interpreter lacks the package or the taskset; one line.
+            ValueError: as for :class:`~agent_environments.tools.tasks.TaskTable`, or the config must give the scale.
         """
         if shutil.which(self._python) is None:
             raise FileNotFoundError(f"no interpreter at {self._python}: make one with `verifiers` and the taskset")
@@ -193,7 +193,7 @@ class VerifiersPool:
             self._tasks[task_id]
 
     def place_of(self, task_id: str) -> dict[str, Any]:
-        """Return the split and the number of a task, as its taskset has it; raises UnknownTask."""
+        """Return a task's split and its number in the taskset. Raises UnknownTask."""
         place: dict[str, Any] = self._tasks[task_id]["place"]
         return place
 
@@ -202,12 +202,12 @@ class VerifiersPool:
         return self._scale or Scale(*self._tasks[task_id]["scale"])
 
     def refuse(self, why: str) -> EnvironmentCrashed:
-        """Lend no more episodes: the config is wrong, and no rollout but a lost one could say so."""
+        """Stop lending episodes, because the config is wrong and only lost rollouts would show it. Return the error."""
         self._refusal = self._refusal or f"taskset {self.dataset}: {why} (environment.scale: [lowest, highest])"
         return EnvironmentCrashed(self._refusal)
 
     async def acquire(self, episode_id: str) -> VerifiersEnvironment:
-        """Lend an episode as every pool does; raises EnvironmentCrashed once a reward was beyond its scale."""
+        """Lend an episode as every pool does. Raises EnvironmentCrashed if a reward has been outside its scale."""
         await self._slots.take()
         try:
             if self._refusal is not None:
@@ -218,12 +218,12 @@ class VerifiersPool:
             raise
 
     async def take_back(self, process: ForkedProcess) -> None:
-        """End an episode's process, and all that it started."""
+        """End an episode's process and all processes that it started."""
         process.kill()
         self._slots.give_back()
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """Return None: nothing waits for a program elsewhere."""
+        """Return None, because no episode of this pool waits for a program on another machine."""
         return None
 
     def status(self) -> PoolStatus:

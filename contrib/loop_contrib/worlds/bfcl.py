@@ -21,7 +21,7 @@ ANSWER = "Done."
 
 
 class BfclPool(ToolWorldPool):
-    """Requests of a user that take several calls each, of eight services with a state (``bfcl-eval``)."""
+    """Lends requests of a user (``bfcl-eval``). A request takes several calls to some of eight stateful services."""
 
     kind = WorldKind(
         "bfcl",

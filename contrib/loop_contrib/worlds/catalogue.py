@@ -13,27 +13,27 @@ LEVELS = Description(numbered=True, groups="groups of tasks")
 
 
 class TextCraftPool(WorldPool):
-    """Crafting with Minecraft's recipes (``textcraft``)."""
+    """Lends crafting tasks with Minecraft's recipes (``textcraft``)."""
 
     kind = WorldKind("textcraft", WORKERS_FOLDER / "textcraft_world.py", memory_mb=1024)
 
 
 class BabyAIPool(WorldPool):
-    """Instructions in a grid of rooms, seen through words (``minigrid``)."""
+    """Lends instructions to follow in a grid of rooms, which the agent sees as text (``minigrid``)."""
 
     kind = WorldKind("babyai", WORKERS_FOLDER / "babyai_world.py")
     description = LEVELS
 
 
 class ScienceWorldPool(WorldPool):
-    """Experiments of elementary school science (``scienceworld``, with Java)."""
+    """Lends science experiments at the level of elementary school (``scienceworld``, needs Java)."""
 
     kind = WorldKind("scienceworld", WORKERS_FOLDER / "scienceworld_world.py", heap_mb=256)
     description = LEVELS
 
 
 class TextWorldExpressPool(WorldPool):
-    """Eight kinds of text games (``textworld-express``, with Java)."""
+    """Lends eight kinds of text games (``textworld-express``, needs Java)."""
 
     kind = WorldKind("textworldexpress", WORKERS_FOLDER / "textworldexpress_world.py", heap_mb=256)
     description = LEVELS

@@ -32,16 +32,16 @@ def turns_of(commands: Sequence[str]) -> list[Plan | str]:
 
 
 def possible_flaws(turns: Sequence[Plan | str]) -> list[str]:
-    """Return the flaws for which an expert's turns leave room; a single one can only be left out."""
+    """Return the flaws that an expert's turns can show. With a single turn, the only flaw is to leave it out."""
     return list(FLAWS if len(turns) > 1 else FLAWS[:1])
 
 
 def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
-    """Return the expert's turns made wrong; a sentence among them gives no command, and the world says so.
+    """Return the expert's turns with one flaw. Some turns become a sentence without a command; the world reports this.
 
-    - ``gave_up``: gives up before the first command.
-    - ``stopped_short``: says that it is done when the last command is missing.
-    - ``skipped_step``: leaves out the first command, plays the rest as if nothing were missing, and gives up.
+    - ``gave_up``: the agent gives up before the first command.
+    - ``stopped_short``: the agent says that it is done although the last command is missing.
+    - ``skipped_step``: the agent leaves out the first command, plays all others, and gives up.
     """
     match flaw:
         case "gave_up":
@@ -54,10 +54,10 @@ def flawed(turns: Sequence[Plan | str], flaw: str) -> list[Plan | str]:
 
 
 class ExpertDemonstrator(Demonstrator):
-    """The play of a world's own expert; the agent's thoughts are of :mod:`~loop_contrib.worlds.world_words`.
+    """Demonstrates the play of a world's own expert. The thoughts come from :mod:`~loop_contrib.worlds.world_words`.
 
     Raises:
-        ConfigError: the environment has no expert, or is not configured as it should be.
+        ConfigError: the environment has no expert, or its config is wrong.
     """
 
     flaws = FLAWS
@@ -82,7 +82,7 @@ class ExpertDemonstrator(Demonstrator):
         return pool
 
     def _ask(self, split: str) -> dict[str, list[str]]:
-        """Return the expert's commands for each task of a split that they solve: not every expert can solve all."""
+        """Return task id -> the expert's commands, for the tasks of a split that these commands solve."""
 
         async def ask() -> dict[str, list[str]]:
             pool = self._pool()

@@ -18,15 +18,15 @@ from rollout_server.config import EnvironmentConfig
 
 
 class MixedDemonstrator:
-    """Each environment's own demonstrator, with an equal share of the scripts; every task id carries its environment.
+    """Demonstrates several environments, each by its own demonstrator with an equal share of the scripts.
 
-    A habit is taught in the environments whose demonstrator knows it.
+    A habit is taught in the environments whose demonstrator knows the habit. Task ids name their environment.
 
     Args:
-        environment: named ``mixed``; its config is that of :class:`~agent_environments.mixed.MixedPool`.
+        environment: named ``mixed``, with the config of :class:`~agent_environments.mixed.MixedPool`.
 
     Raises:
-        ConfigError: no environments, or one of them cannot be demonstrated.
+        ConfigError: there are no environments, or one of them has no demonstrator.
     """
 
     def __init__(self, environment: EnvironmentConfig) -> None:

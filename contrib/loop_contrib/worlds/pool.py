@@ -32,14 +32,14 @@ _MARKED = re.compile(r"^[ \t]*action:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 
 @dataclass(frozen=True)
 class WorldKind:
-    """The needs of a world's worker.
+    """What the worker program of a kind of world needs.
 
     Args:
         name: the dataset's name, printed with every score.
-        worker: the program, a file in ``workers/``.
+        worker: the worker program, a file in ``workers/``.
         memory_mb: memory that a process may allocate (RLIMIT_DATA, which its children inherit).
-        heap_mb: ``-Xmx`` of the JVM that each world starts; None: it starts none.
-        package: the package that a user installs into an interpreter for it; None: ``make environments`` does.
+        heap_mb: ``-Xmx`` of the JVM that each world starts; None if worlds start no JVM.
+        package: package that the user must install into the interpreter; None if ``make environments`` does this.
     """
 
     name: str
@@ -50,11 +50,11 @@ class WorldKind:
 
     @property
     def cure(self) -> str:
-        """The help for an interpreter that is not there, or lacks the package."""
+        """Return advice for the case that the interpreter is missing or lacks the package."""
         return f"install {self.package} there" if self.package else "run `make environments`"
 
     def environment(self) -> dict[str, str]:
-        """Return the additions to the worker's process environment: where Java is, which may be anywhere."""
+        """Return additional environment variables of the worker: the place of Java, if the world needs it."""
         if self.heap_mb is None:
             return {}
         java = os.path.dirname(os.path.abspath(shutil.which("java") or "/usr/bin/java"))
@@ -68,13 +68,13 @@ class WorldPool(RemotePool):
     """Lends episodes of the world that a subclass names as ``kind``, first come, first served.
 
     Args:
-        token_spans: the policy's tokenizer, for cutting observations.
+        token_spans: the policy's tokenizer, which cuts observations.
         python: interpreter of the worlds' environment.
-        max_worlds: episodes at a time; None: 64, or eight where each has a JVM.
+        max_worlds: most episodes at a time; None is 64, or eight if each has a JVM.
         observation_max_tokens: the answer to a command is cut to this many tokens.
         step_timeout_s: time for one command, and for a grade.
-        start_timeout_s: a world, or a task in it, that starts and uses no processor for so long hangs; and time for a
-            lost world to come back.
+        start_timeout_s: a starting world or task that uses no processor for this time counts as hanging. Also the
+            time for a lost world to come back.
     """
 
     kind: ClassVar[WorldKind]
@@ -103,8 +103,8 @@ class WorldPool(RemotePool):
         """Start a world and ask it for its tasks.
 
         Raises:
-            FileNotFoundError: no interpreter there, or no Java.
-            EnvironmentCrashed: the world does not work; with its own message.
+            FileNotFoundError: the interpreter or Java is missing.
+            EnvironmentCrashed: the world does not work; the message is the world's own.
         """
         if not os.access(self._python, os.X_OK):
             raise FileNotFoundError(
@@ -133,11 +133,11 @@ class WorldPool(RemotePool):
         self._learn(answer)
 
     def _learn(self, answer: dict[str, Any]) -> None:
-        """Take in the answer to "tasks"."""
+        """Store what the answer to the request "tasks" says."""
         self._know(answer["splits"])
 
     async def lease(self) -> WorldProcess:
-        """Start a world of its own for an episode."""
+        """Return a world for one episode alone: an idle one, or else a new one."""
         if self._closing or self._server is None:
             raise EnvironmentCrashed("the pool is closed")
         while self._idle:
@@ -166,7 +166,7 @@ class WorldPool(RemotePool):
         return [system, Message("user", printable(answer["observation"]))]  # it is the task, and never cut
 
     def command(self, message: str) -> str | None:
-        """Return the text after the last ``Action:`` that begins a line; else the last line with text; None if none."""
+        """Return the text after the last ``Action:`` that starts a line, else the last line with text, else None."""
         lines = _MARKED.findall(message) or [line for line in message.splitlines() if line.strip()] or [""]
         return lines[-1].strip() or None
 
@@ -185,7 +185,7 @@ class WorldPool(RemotePool):
 
         Raises:
             UnknownTask: as :meth:`check_tasks`.
-            EnvironmentCrashed: the expert, or its world, broke.
+            EnvironmentCrashed: the expert or its world failed.
         """
         self.check_tasks([task_id])
         with raised_as(EnvironmentCrashed, f"no expert play of {task_id}: ", WorldLost, LineStuck, RequestFailed):

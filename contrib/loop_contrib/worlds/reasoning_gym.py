@@ -19,13 +19,13 @@ class ReasoningGymPool(WorldPool):
     Args:
         token_spans: the policy's tokenizer.
         python: an interpreter that has the package.
-        dataset: its name in the package.
-        size, seed: how many tasks there are, and what they are drawn from.
-        options: of the dataset, such as its difficulty.
-        instructions: the name of one of the package's system prompts, or a text. The answer is what stands in the tags
-            <answer> where they speak of them, else the whole turn.
-        sandbox_minimum: refuse to open below this level (agent_environments/sandbox): some datasets evaluate an answer.
-        held_out: so many of the tasks are split ``held_out`` and no longer ``train``.
+        dataset: the dataset's name in the package.
+        size, seed: the number of tasks, and the seed that draws them.
+        options: the dataset's options, such as its difficulty.
+        instructions: name of a system prompt of the package, or a text. If this prompt mentions <answer> tags, the
+            answer is the text in these tags, else the whole turn.
+        sandbox_minimum: lowest level (agent_environments/sandbox) to open with, since some datasets evaluate answers.
+        held_out: number of tasks that form the split ``held_out`` instead of ``train``.
         others: as for any world.
     """
 

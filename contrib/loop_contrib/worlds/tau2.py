@@ -27,7 +27,7 @@ ENDED = "The user has ended the conversation."
 
 
 class ConversationEnvironment(RemoteEnvironment):
-    """An episode with a user; he opens it, and may make calls of his own between two turns of the agent."""
+    """An episode with a user. The user speaks first, and can make own calls between two turns of the agent."""
 
     def __init__(self, pool: Tau2Pool, user: ChatModel) -> None:
         super().__init__(pool)
@@ -35,7 +35,7 @@ class ConversationEnvironment(RemoteEnvironment):
         self._ended_at_once = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Start as in every world; raises EnvironmentCrashed too if the user's model has no first message."""
+        """Start as in every world. Also raises EnvironmentCrashed if the user's model gives no first message."""
         *before, first = await super().start(task_id)
         with raised_as(EnvironmentCrashed, f"the user of {task_id} does not begin: ", EnvironmentTimeout):
             opened = await self._with_answers(StepResult(first.content, done=False, failed=False))
@@ -53,7 +53,7 @@ class ConversationEnvironment(RemoteEnvironment):
         return await self._with_answers(await super()._step(command))
 
     async def _with_answers(self, result: StepResult) -> StepResult:
-        """Return the next result for the agent, once all of the world's questions to the user's model are answered."""
+        """Answer all requests of the world to the user's model, then return the next result for the agent."""
         while True:
             try:
                 message = json.loads(result.observation)
@@ -78,12 +78,12 @@ class Tau2Pool(ToolWorldPool):
         token_spans: the policy's tokenizer.
         python: interpreter of the worlds' environment.
         domain: airline, retail or telecom.
-        user: the model that plays the user, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`; null is
-            telecom's solo mode, in which there is none, and the agent has the tools of the customer's phone.
+        user: arguments of :class:`~loop_contrib.chat_model.ChatEndpoint` for the model that plays the user; null is
+            telecom's solo mode without a user, in which the agent has the tools of the customer's phone.
         others: as for any world.
 
     Raises:
-        ValueError: no such domain; no user where there must be one; a user who is not an endpoint.
+        ValueError: there is no such domain, the domain needs a user, or ``user`` is not a valid endpoint.
     """
 
     kind = WorldKind("tau2", WORKERS_FOLDER / "tau2_world.py")
@@ -110,7 +110,7 @@ class Tau2Pool(ToolWorldPool):
             self.no_command = EMPTY
 
     async def open(self) -> None:
-        """Open as every world; raises EnvironmentCrashed too for a user who is not there."""
+        """Open as every world. Also raises EnvironmentCrashed if the user's model does not answer."""
         await super().open()
         if self._user is not None:
             try:
@@ -149,7 +149,7 @@ class Tau2Pool(ToolWorldPool):
         return super().observation_text(observation) if self._user is None else observation
 
     def agent_text(self, answered: dict[str, str] | list[dict[str, str]]) -> str:
-        """Return the text for the agent of the results of its turn, or of what the user says."""
+        """Return the text that the agent sees: the results of its calls, or the user's words."""
         if isinstance(answered, list):
             return super().observation_text(json.dumps(answered))
         return WorldPool.observation_text(self, answered["says"])

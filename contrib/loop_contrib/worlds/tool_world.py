@@ -39,7 +39,7 @@ class ToolWorldPool(WorldPool):
 
     @property
     def tool_names(self) -> list[str]:
-        """The names that the policy may call, in the order of the system message."""
+        """Return the names of the tools that the policy may call, in the order of the system message."""
         return [schema["function"]["name"] for schema in self._schemas]
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:

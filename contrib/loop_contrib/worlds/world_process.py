@@ -29,7 +29,7 @@ class WorldProcess(WorldLine):
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
@@ -51,5 +51,5 @@ class WorldProcess(WorldLine):
         return await while_moving(self._round_trip(request), self.pid, deadline_s)
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill the world's process and all processes that it started."""
         self._process.kill()

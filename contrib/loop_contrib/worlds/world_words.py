@@ -14,24 +14,24 @@ from loop_recipes.warm_start.demonstration import Demonstration
 
 
 class WorldWords:
-    """No thoughts, and the names as they are."""
+    """Words of a world for demonstrations: without thoughts, and with unchanged names."""
 
     def thought(self, task: str, observation: str, plan: Sequence[str]) -> str:
-        """Return the thought before the first command of ``plan``, which ends the episode.
+        """Return the thought before the first command of ``plan``, the commands up to the end of the episode.
 
-        ``task`` opened the episode, ``observation`` is the last one.
+        ``task`` is the message that opened the episode; ``observation`` is the last observation.
         """
         return ""
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        """Return the same conversation with other names."""
+        """Return the demonstration with other names for things."""
         return demonstration
 
 
 class BabyAIWords(WorldWords):
-    """Says what decides: on which side the object is, whether the way is free if it is ahead, which way round if not.
+    """The thought says on which side the object is, whether the way ahead is free, and if not, which way leads round.
 
-    Colours and kinds of objects change places.
+    Renaming permutes the colours and the kinds of objects.
     """
 
     _INSTRUCTION = re.compile(r"^Instruction: .*? (?:a|the) ((?:\w+ )?\w+)$", re.MULTILINE)
@@ -58,10 +58,10 @@ class BabyAIWords(WorldWords):
 
 
 class TextWorldExpressWords(WorldWords):
-    """No thoughts: in the games of the splits that end in ``_following`` the command stands in what was read last.
+    """No thoughts, because in splits that end in ``_following`` the last observation contains the command.
 
-    The games of each split have objects and gestures of their own. So the words of the possible commands become any of
-    ``_NAMES``, which has those of all splits; words of the instructions and of the game's rules stay.
+    Each split has its own objects and gestures. So the words in possible commands are replaced by random words from
+    ``_NAMES``, which holds those of all splits. Words in the instructions and in the game's rules stay.
     """
 
     _POSSIBLE = re.compile(r"^Possible commands: (.*)$", re.MULTILINE)

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 
 def play(prompt: str) -> None:
-    """Play an episode; a failure ends this program with a status other than 0."""
+    """Play one episode. If it fails, this program ends with a status other than 0."""
     llm = LLM(
         model="openai/policy",
         base_url=os.environ["OPENAI_BASE_URL"],

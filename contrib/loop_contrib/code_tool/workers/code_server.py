@@ -58,11 +58,11 @@ _OWN_KEYS = ("tools", "packages", "hidden", "cgroup")
 
 
 def package_files(names: Sequence[str]) -> dict[str, str]:
-    """Return the paths of packages and modules, and of all that their distributions require, by their names in the
-    folder of packages.
+    """Return name -> path of the given packages and modules, and of all that their distributions require. The name is
+    that of the file or folder in the box's folder of packages.
 
     Raises:
-        ImportError: one is not installed.
+        ImportError: a package is not installed.
     """
     paths: dict[str, str] = {}
     for name in names:
@@ -85,7 +85,7 @@ def package_files(names: Sequence[str]) -> dict[str, str]:
 
 
 def prepare(config: Mapping[str, Any], folder: str) -> fork_server.Prepared:
-    """Make sure that boxes can be made or interpreters sealed, and that the packages can be imported in them."""
+    """Check that a box can be made, or else an interpreter sealed, and that it can import the packages."""
     packages = package_files(config["packages"])
     os.umask(0o022)  # a box is another user's
     os.chmod(folder, 0o755)
@@ -116,7 +116,7 @@ def prepare(config: Mapping[str, Any], folder: str) -> fork_server.Prepared:
 
 
 def memory_group(config: Mapping[str, Any]) -> str | None:
-    """Make a cgroup, named after this process, that bounds a box's memory and files; None without ``cgroup``.
+    """Make a cgroup for this process that bounds a box's memory and files. Return its path; None without ``cgroup``.
 
     Raises:
         OSError: the cgroup cannot be made.
@@ -140,7 +140,7 @@ def memory_group(config: Mapping[str, Any]) -> str | None:
 
 
 def be_first(config: Mapping[str, Any], command: list[str], connection: socket.socket) -> None:
-    """Become a box, whose first process answers there."""
+    """Turn this process into a box. The first process in the box answers on ``connection``."""
     if (group := memory_group(config)) is not None:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     os.dup2(connection.fileno(), CONNECTION)
@@ -151,7 +151,7 @@ def be_first(config: Mapping[str, Any], command: list[str], connection: socket.s
 
 
 def seal(config: Mapping[str, Any], connection: socket.socket) -> None:
-    """Keep an interpreter that is sealed, and may read and write in this process's folder."""
+    """Serve a sealed interpreter, which can read and write only in this process's folder."""
     sandbox.silence((0, 1))
     sandbox.close_descriptors_except({0, 1, 2, connection.fileno()})
     folder = os.getcwd()

@@ -28,7 +28,7 @@ _DONE = 199
 
 
 def python(ask: int, done: int) -> None:
-    """Run code in a ``__main__`` of its own, until nothing more is asked."""
+    """Run each requested code in one ``__main__`` module, until there are no more requests."""
     main = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -52,8 +52,8 @@ def python(ask: int, done: int) -> None:
 
 
 def run(text: str, name: str, names: dict[str, Any]) -> str:
-    """Run some code, print the value of its last line if that is an expression, and return the traceback of what it
-    raised."""
+    """Run some code, and print the value of its last line if that is an expression. Return the traceback if the code
+    raised an exception, else ""."""
     linecache.cache[name] = (len(text), None, f"{text}\n".splitlines(keepends=True), name)
     try:
         tree = ast.parse(text, name)
@@ -75,7 +75,7 @@ def run(text: str, name: str, names: dict[str, Any]) -> str:
 
 
 def shell(ask: int, done: int) -> None:
-    """Become a shell."""
+    """Replace this process with a shell."""
     os.dup2(ask, 0)
     os.dup2(done, _DONE)
     os.write(done, b"")
@@ -83,7 +83,7 @@ def shell(ask: int, done: int) -> None:
 
 
 def shell_line(word: str, text: str) -> bytes:
-    """Return the line by which the shell runs ``text`` and says its status; an interrupt ends the program alone."""
+    """Return the shell line that runs ``text`` and reports its status. An interrupt ends the program, not the shell."""
     line = f"trap : INT; eval {shlex.quote(text)} </dev/null {_DONE}>&-\necho {word}$? >&{_DONE}\n"
     return line.encode(errors="replace")
 

@@ -54,10 +54,10 @@ the word that came with the text, which no earlier call could know, and as JSON 
 
 
 def put(root: str, path: str, content: bytes | None) -> None:
-    """Write a file below a folder that an agent has written, or remove it; no link is followed.
+    """Write or remove a file below a folder that an agent could write to. Links are not followed.
 
     Raises:
-        OSError: a file or folder in its place prevents it.
+        OSError: another file or folder at this path prevents it.
     """
     *above, name = path.split("/")
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -78,7 +78,7 @@ def put(root: str, path: str, content: bytes | None) -> None:
 
 
 class AgentProcess:
-    """A process of the agent's code, in a session of its own, which prints to ``printed``."""
+    """A process that runs the agent's code in its own session. It prints to the file descriptor ``printed``."""
 
     def __init__(self, play: Play, walls: Callable[[], None], printed: int) -> None:
         ask, self.ask = os.pipe()
@@ -107,8 +107,8 @@ class Keeper:
 
     Args:
         limits: ``deadline_s``, ``memory_mb``, ``folder_mb`` and ``max_characters``.
-        walls: drops the rights of each process before it runs anything.
-        folder: the folder of the files.
+        walls: function that each process calls first, to drop its rights.
+        folder: the folder with the agent's files.
     """
 
     def __init__(self, limits: Mapping[str, Any], walls: Callable[[], None], folder: str) -> None:
@@ -122,7 +122,7 @@ class Keeper:
         self._left: list[dict[str, str]] = []
 
     def serve(self, connection: int) -> None:
-        """Answer requests until the owner hangs up."""
+        """Answer requests until the other end closes the connection."""
         with os.fdopen(connection, "rb") as requests:
             while True:
                 while not select.select([connection], [], [], IDLE_LOOK_S)[0]:
@@ -192,7 +192,7 @@ class Keeper:
         return {"output": output, "gone": gone, "over": self._over}
 
     def _read(self, printed: bytearray) -> None:
-        """Read what was printed, and drop the middle of too long an output."""
+        """Return the printed output; drop the middle if it is too long."""
         room = 4 * self._limits["max_characters"]
         with contextlib.suppress(BlockingIOError):
             printed += os.read(self._output, 1 << 16)
@@ -208,7 +208,7 @@ class Keeper:
         return f"its process ended with {f'status {status}' if status >= 0 else f'signal {-status}'}"
 
     def _reap(self, how: int = os.WNOHANG) -> None:
-        """Collect processes that have ended; with 0, wait until all have."""
+        """Collect the processes that have ended. With 0, first wait until all have ended."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, how))[0]:
                 self._ended[ended[0]] = ended[1]
@@ -242,7 +242,7 @@ class Keeper:
                 os.kill(pid, number)
 
     def _freeze(self) -> bool:
-        """Stop all processes; where one does not stop in time, kill all and return False."""
+        """Stop all processes and return True. If one does not stop in time, kill all and return False."""
         wait = 0.0001
         while wait < STOP_S:
             self._signal(signal.SIGSTOP)
@@ -262,7 +262,7 @@ class Keeper:
         self._sessions.clear()
 
     def _passed(self) -> str:
-        """Return the bound that memory or files have passed; "" where they are within their bounds."""
+        """Return a sentence about the bound that memory or files exceed; "" if they exceed none."""
         if not self._boxed:
             sizes = [written.about.st_size for written in written_tree.walk(self._folder)]
             self._over = len(sizes) > MOST_FILES or sum(sizes) > self._limits["folder_mb"] << 20
@@ -305,7 +305,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def furnish(folder_mb: int) -> None:
-    """Mount the folders that a box may write to, with one bound on size and files, and make the rest read-only."""
+    """Mount the folders that a box may write to, with one limit on all their bytes and files. The rest is read-only."""
     options = f"size={folder_mb}m,nr_inodes={MOST_FILES},mode=755"
     _mount("files", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     for name in (FOLDER, "/dev/shm", "/tmp"):  # the last one hides the others' place
@@ -323,7 +323,7 @@ def furnish(folder_mb: int) -> None:
 
 
 def walls_of_a_box(memory_mb: int) -> Callable[[], None]:
-    """Return the function by which a process of an agent's code in a box drops its rights and becomes another user."""
+    """Return the function with which a process of an agent's code in a box drops its rights and changes its user."""
     program = syscalls.filter_program(syscalls.refused_in_a_box(os.uname().machine), listed_only=False)
 
     def take() -> None:

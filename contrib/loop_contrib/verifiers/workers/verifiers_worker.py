@@ -34,11 +34,11 @@ AGENT_ERRORS = ("HarnessError", "ProviderError")
 
 
 class Taskset:
-    """A taskset in one of its splits.
+    """One split of a taskset.
 
     Args:
         env: the package's own config of an environment.
-        limit: so many of the first tasks; None: all.
+        limit: number of tasks used from the start of the split; None uses all.
     """
 
     def __init__(self, env: Mapping[str, Any], limit: int | None) -> None:
@@ -51,12 +51,12 @@ class Taskset:
         self.tasks = list(tasks)
 
     def rows(self, taskset: str, split: str) -> list[dict[str, Any]]:
-        """Return the tasks of this split, as ``split``: ``id``, and ``scale`` or ``unknown`` of :func:`_scale`."""
+        """Return each task's ``id``, if need be made from ``split``, and ``scale`` or ``unknown`` of :func:`_scale`."""
         ids = _ids(taskset, self.tasks, split)
         return [{"id": task_id, **_scale(task)} for task_id, task in zip(ids, self.tasks, strict=True)]
 
     def play(self, number: int, base_url: str, max_turns: int) -> dict[str, Any]:
-        """Play an episode; returns ``reward``, ``rewards`` and ``metrics``; or ``error``, and whether it ``broke``."""
+        """Play an episode. Return ``reward``, ``rewards`` and ``metrics``, or ``error`` and whether it ``broke``."""
         for agent in _agents(self._env.config).values():
             agent.max_turns = min(max_turns, agent.max_turns or max_turns)
         return _outcome(asyncio.run(self._episode(self.tasks[number], base_url)))
@@ -71,10 +71,10 @@ class Taskset:
 
 
 def _with_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config, with what this package would choose otherwise for an agent that says nothing.
+    """Return the config with our defaults for what it leaves open about the agent; the package's own would differ.
 
     Raises:
-        ValueError: the config has no agent, or several.
+        ValueError: the config does not have exactly one agent.
     """
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.utils.loaders import default_harness_id, env_config_type
@@ -100,14 +100,14 @@ def _agents(config: Any) -> dict[str, Any]:
 
 
 def _past_proxies(url: str) -> None:
-    """Have no proxy of the internet asked for the node."""
+    """Exclude the node's host from the HTTP proxy."""
     for name in ("no_proxy", "NO_PROXY"):
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), urlsplit(url).hostname]))
 
 
 def _scale(task: Any) -> dict[str, Any]:
-    """Return ``scale``, the lowest and the highest sum of rewards from 0 to 1 by their weights; or why it is
-    ``unknown``."""
+    """Return ``scale``, the lowest and highest weighted sum if each reward is from 0 to 1, or ``unknown``, the reason
+    why there is no scale."""
     hooks = task.hooks("reward")
     for hook in hooks:
         if any(word in str(hook.__annotations__.get("return")).lower() for word in ("dict", "mapping")):
@@ -122,7 +122,7 @@ def _scale(task: Any) -> dict[str, Any]:
 
 
 def _outcome(episode: Any) -> dict[str, Any]:
-    """Return the reward of an episode: the mean of its agent's plays, where it played more than once."""
+    """Return the reward of an episode. If its agent played more than once, this is the mean over the plays."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     agents = len({trace.agent.name for trace in episode.traces})
     if not episode.ok or agents != 1:
@@ -139,7 +139,7 @@ def _outcome(episode: Any) -> dict[str, Any]:
 
 
 def _means(plays: list[Mapping[str, float | None]]) -> dict[str, float]:
-    """Return the mean of each figure over the plays that have it, and have it finite."""
+    """Return the mean of each figure over the plays in which it exists and is finite."""
     by_name: dict[str, list[float]] = {}
     for play in plays:
         for name, value in play.items():
@@ -149,7 +149,7 @@ def _means(plays: list[Mapping[str, float | None]]) -> dict[str, float]:
 
 
 def _ids(taskset: str, tasks: list[Any], split: str) -> list[str]:
-    """Return the ids of a split's tasks: their own, or their names, where these differ; else by their number."""
+    """Return ids for a split's tasks: their own if all differ, else their names if all differ, else numbered ids."""
     for own in ([task.data.id for task in tasks], [task.data.name for task in tasks]):
         if all(own) and len(set(own)) == len(own):
             return own
@@ -157,7 +157,7 @@ def _ids(taskset: str, tasks: list[Any], split: str) -> list[str]:
 
 
 class Answers:
-    """The requests of the node: ``tasks`` once, ``play`` in each process."""
+    """Answers the node's requests: ``tasks`` once, and ``play`` in the process of each episode."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._taskset = settings["taskset"]

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class UserAsked(Exception):
-    """The user's model must answer first; ``body`` is of the request."""
+    """The play needs an answer of the user's model first. ``body`` is the body of the request to that model."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__("the user's model is asked")
@@ -23,9 +23,9 @@ class NoAnswer(Exception):
 
 
 class UserModel:
-    """Completions of the model that plays the user: stored answers in their order, then a request for the next one.
+    """Gives completions of the model that plays the user: first the stored answers, then it raises UserAsked.
 
-    The package asks several times for one message where an answer is empty.
+    If an answer is empty, the package asks for the same message several times.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class UserModel:
         self._given = 0
 
     def again(self) -> None:
-        """Begin to give the answers from the first one on."""
+        """Give the stored answers from the first one again."""
         self._given = 0
 
     def completion(self, messages: list[Any], tools: Any = None, tool_choice: Any = None, **options: Any) -> Any:
-        """Take the place of ``litellm.completion``."""
+        """Return the next stored answer in place of ``litellm.completion``. Raises UserAsked if there is none."""
         if self._given == len(self.answers):
             offered = {"tools": tools, "tool_choice": tool_choice} if tools else {}
             sampling = {name: options[name] for name in ("temperature", "seed") if name in options}

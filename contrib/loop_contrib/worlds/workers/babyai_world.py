@@ -68,7 +68,7 @@ def words(kind: str, colour: str, state: int) -> str:
 
 
 def place(ahead: int, right: int) -> str:
-    """Return the place of a cell, from the agent: "ahead 2, left 1"."""
+    """Return the place of a cell relative to the agent, such as "ahead 2, left 1"."""
     parts = [f"ahead {ahead}"] if ahead else []
     if right:
         parts.append(f"{'right' if right > 0 else 'left'} {abs(right)}")
@@ -77,12 +77,12 @@ def place(ahead: int, right: int) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """The agent's view.
+    """What the agent sees.
 
     Attributes:
-        objects: words, cells ahead and cells to the right (negative: to the left) of each object, nearest rows first.
-        free: how many cells ahead of the agent it can walk.
-        end: the thing behind them; None where the view ends.
+        objects: (words, cells ahead, cells to the right; negative is left) of each object, nearest rows first.
+        free: number of free cells ahead of the agent.
+        end: the thing behind the free cells; None if the view ends there.
     """
 
     objects: list[tuple[str, int, int]]
@@ -120,7 +120,7 @@ def look(image: Any) -> View:
 
 
 class BabyAIEpisode:
-    """A level with a seed."""
+    """An episode: a level of BabyAI, made with a seed."""
 
     def __init__(self, gym_id: str, seed: int) -> None:
         self.game = gymnasium.make(gym_id)
@@ -151,10 +151,10 @@ class BabyAIEpisode:
 
 
 def straight(view: View, wanted: str) -> str:
-    """Return a command towards an object of that name, by the present view alone; turns until it is seen.
+    """Return a command that leads to the object ``wanted``. It depends only on the present view.
 
-    It walks ahead while the object is, then turns to its side. Where it sees nothing it first leaves the walls behind,
-    because a corner of a large room is seen from the middle only.
+    While the object is ahead, walk; then turn to its side. If the object is not in view, walk away from the walls
+    and then turn, because the corners of a large room are seen only from its middle.
     """
     places = [(ahead, right) for name, ahead, right in view.objects if name.endswith(wanted)]
     if not places:
@@ -188,10 +188,10 @@ class BabyAIWorld:
         return BabyAIEpisode(self._levels[level], int(seed))
 
     def expert(self, task: str) -> list[str]:
-        """Return commands that solve the task, as far as they do.
+        """Return commands that should solve the task; they can fail.
 
-        In one room those of :func:`straight`, which follow from the view; it goes in circles where something
-        stands in its way. In all other tasks those of the package's bot, which remembers the map.
+        In tasks with one room, :func:`straight` chooses them from the view; it walks in circles if an object
+        blocks its way. In all other tasks the package's bot chooses them; the bot remembers the map.
         """
         level, _, _ = task.partition("_")
         return self._straight(task) if ONE_ROOM.fullmatch(level) else self._bot(task)

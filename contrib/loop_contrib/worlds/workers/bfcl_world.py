@@ -62,7 +62,7 @@ class BfclEpisode(WorkerEpisode):
         self.opening = self._asks(0)
 
     def _asks(self, number: int) -> str:
-        """Return the user's message number ``number``. If it has no words, it lists functions that were withheld."""
+        """Return the user's message number ``number``. A message without text lists functions withheld before."""
         messages = self._entry["question"][number]
         if messages:
             return "\n".join(message["content"] for message in messages)
@@ -120,7 +120,7 @@ class BfclEpisode(WorkerEpisode):
 
 
 def _written(item: dict[str, Any], known: dict[str, Any]) -> str:
-    """Write a call in the words that the package evaluates; "" for one with invalid names, which it must never see."""
+    """Return a call as Python code for the package to evaluate; "" for invalid names, which must not be evaluated."""
     arguments = item["arguments"]
     names = all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments)
     if item["name"] not in known or not names:
@@ -163,7 +163,7 @@ class BfclWorld:
         return BfclEpisode(self._entries[task], self._references[task], self._functions(task))
 
     def expert(self, task: str) -> list[str]:
-        """Return the reference's calls of a request in one turn, and a turn without a call."""
+        """Return for each request one turn with all calls of the reference, then a turn without a call."""
         functions = self._functions(task)
         commands = []
         for request in self._references[task]:
@@ -181,18 +181,18 @@ def _lines(file: str) -> list[Any]:
 
 
 def _tools(functions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return functions in the form of OpenAI's API."""
+    """Return the functions as tools in the form of OpenAI's API."""
     return [{"type": "function", "function": each} for each in functions]
 
 
 def _schema(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a function's document as a JSON schema."""
+    """Return a function's name and description, and its parameters as a JSON schema."""
     parameters = _typed(document["parameters"])
     return {"name": document["name"], "description": document["description"], "parameters": parameters}
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the same schema with the types of JSON schema."""
+    """Return the schema with the package's types replaced by those of JSON schema."""
     typed = {**schema, "type": GORILLA_TO_OPENAPI.get(schema.get("type", "string"), "string")}
     if "properties" in schema:
         typed["properties"] = {name: _typed(each) for name, each in schema["properties"].items()}
@@ -202,7 +202,7 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(call: str, functions: dict[str, Any]) -> dict[str, Any]:
-    """Read a call of the reference, whose arguments may have no names."""
+    """Return a call of the reference as name and arguments. Positional arguments get their names."""
     tree = ast.parse(call, mode="eval").body
     assert isinstance(tree, ast.Call), call
     assert isinstance(tree.func, ast.Name), call

@@ -55,7 +55,7 @@ NONSENSE = ("qwnothing", "0", "nan", "", None)
 
 
 class Question(WorkerEpisode):
-    """An entry, scored as it is answered, so that an entry that cannot be scored raises its own error."""
+    """A question of the dataset. Its answer is scored at once, so that an entry without scores raises its own error."""
 
     def __init__(self, dataset, entry, tagged: bool, level: str) -> None:
         self._dataset, self._entry, self._tagged, self._level = dataset, entry, tagged, level
@@ -85,7 +85,7 @@ def score(dataset, answer: str | None, entry) -> float:
 
 
 def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
-    """Return whether an answer has a score, of at least ``least``."""
+    """Return whether an answer gets a score, and the score is at least ``least``."""
     try:
         return score(dataset, answer, entry) >= least
     except Exception:
@@ -93,15 +93,15 @@ def pays(dataset, answer: str | None, entry, least: float = 1.0) -> bool:
 
 
 def has_scores(dataset, entry) -> bool:
-    """Return whether the right answer is scored as one, or where the entry has none, whether any answer has a score."""
+    """Return whether the right answer scores 1. If the entry has none, return whether any answer gets a score."""
     if entry["answer"] is not None:
         return pays(dataset, entry["answer"], entry)
     return any(pays(dataset, answer, entry, -math.inf) for answer in NONSENSE)
 
 
 def built(wanted, value):
-    """Build the value of a config's field from JSON: enumerations by value or name, times in ISO's form, configs and
-    lists of them."""
+    """Return the value of a config's field, built from JSON: an enumeration from its value or name, a time from ISO
+    format, a config, or a list of such values."""
     for kind in (wanted, *typing.get_args(wanted)):
         if isinstance(kind, type):
             if issubclass(kind, enum.Enum) and isinstance(value, str):
@@ -117,7 +117,7 @@ def built(wanted, value):
 
 
 def options_of(kind, options: dict) -> dict:
-    """Return the fields of a config of the package, by name; raises ValueError for one that it does not have."""
+    """Return the given fields of a config of the package, by name. Raises ValueError for an unknown field."""
     fields = [field.name for field in dataclasses.fields(kind)]
     if unknown := options.keys() - set(fields):
         raise ValueError(f"{kind.__name__} has no option {unknown.pop()!r}; there are {', '.join(fields)}")
@@ -150,7 +150,7 @@ class ReasoningGymWorld:
         return {"train": list(self._numbers)}
 
     def _draw_from(self, number: int) -> None:
-        """Seed the generators that every dataset shares."""
+        """Seed the global random generators, which all datasets use."""
         random.seed(f"{self._seed} {number}")
         if numpy is not None:
             numpy.random.seed(zlib.crc32(f"{self._seed} {number}".encode()))
@@ -160,7 +160,7 @@ class ReasoningGymWorld:
         return self._dataset[number]
 
     def notes(self) -> list[str]:
-        """Return what is odd about the first tasks' scores: right answers without a score, nonsense that has one."""
+        """Return warnings about the first tasks' scores: right answers that do not score 1, nonsense that does."""
         entries = [self._entry(number) for number in list(self._numbers.values())[:PROBED_TASKS]]
         right = [each for each in entries if each["answer"] is not None and has_scores(self._dataset, each)]
         notes = []

@@ -33,7 +33,7 @@ When a command means several things, the answer is a numbered list: reply with a
 
 
 class ScienceWorldEpisode(WorkerEpisode):
-    """An experiment. The package has one at a time in one Java machine, which the world keeps."""
+    """An experiment. The package runs one at a time in its JVM; the world keeps the JVM for the next experiment."""
 
     def __init__(self, machine: ScienceWorldEnv, task: str, gold_path: bool = False) -> None:
         name, _, variation = task.partition("_")
@@ -75,7 +75,7 @@ class ScienceWorldWorld:
         return ScienceWorldEpisode(self._machine, task)
 
     def expert(self, task: str) -> list[str]:
-        """Return the task's own gold path."""
+        """Return the commands of the task's gold path."""
         ScienceWorldEpisode(self._machine, task, gold_path=True)
         return self._machine.get_gold_action_sequence()
 

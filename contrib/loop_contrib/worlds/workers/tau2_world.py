@@ -72,7 +72,7 @@ LIMIT_REACHED = "The conversation has reached its limit."
 
 
 class Numbers:
-    """Random numbers of new bills, the same in every play. The evaluator plays the calls again, from the first on."""
+    """Random numbers for new bills, the same in every play, because the evaluator repeats all calls from the first."""
 
     def __init__(self) -> None:
         self._random = random.Random()
@@ -89,7 +89,7 @@ telecom_tools.uuid = NUMBERS
 
 
 class PlayedAgent(LLMAgent):
-    """The agent, whose next turn comes from outside; its prompt is the package's."""
+    """The package's agent, with the package's prompt. Its next turn comes from outside."""
 
     turn: AssistantMessage | None = None
 
@@ -100,7 +100,7 @@ class PlayedAgent(LLMAgent):
 
 
 class Tau2Conversation(WorkerEpisode):
-    """A task with a user: the package's simulation, as far as it goes without an answer from outside."""
+    """A task with a user. The package's simulation runs until it needs an answer from outside."""
 
     def __init__(self, domain: str, name: str, task: Task) -> None:
         self._domain, self._name, self._task = domain, name, task
@@ -147,7 +147,7 @@ class Tau2Conversation(WorkerEpisode):
         return ToolCall(id=f"call_{self._calls}", name=item["name"], arguments=item["arguments"])
 
     def _go_on(self) -> Step:
-        """Send messages on until an answer from outside is needed, or all is over."""
+        """Pass messages on until an answer from outside is needed or the conversation is over."""
         simulation = self._simulation
         while not simulation.done and (simulation.to_role != Role.AGENT or self._agent.turn is not None):
             users_turn = simulation.to_role == Role.USER
@@ -168,7 +168,7 @@ class Tau2Conversation(WorkerEpisode):
         return self._turn_result()
 
     def _heed_limits(self) -> None:
-        """End what has gone on for too long, as the package does: after whole turns only."""
+        """End a conversation that is too long, as the package does, that is, only after a whole turn."""
         simulation = self._simulation
         if simulation.done or simulation.to_role == Role.ENV:
             return
@@ -212,7 +212,7 @@ def _answer(result: ToolMessage) -> dict[str, str]:
 
 
 def _writable(text: str) -> str:
-    """Return the text without halves of characters, which the package's messages refuse."""
+    """Return the text with lone surrogates replaced, since the package's messages refuse these."""
     return text.encode(errors="replace").decode()
 
 
@@ -266,7 +266,7 @@ class Ticket(WorkerEpisode):
 
 
 class Tau2World:
-    """A domain. Its tasks are listed by the package."""
+    """A domain of tau2, whose tasks the package lists."""
 
     def __init__(self, domain: str) -> None:
         self.domain = domain
@@ -293,7 +293,7 @@ class ConversationWorld(Tau2World):
         return Tau2Conversation(self.domain, task, self._tasks[task])
 
     def expert(self, task: str) -> list[str]:
-        """Return the official solution, a call a turn, and the report to the user, who ends the conversation then."""
+        """Return the official solution, one call in each turn, then the report, after which the user ends the talk."""
         criteria = self._tasks[task].evaluation_criteria
         actions = criteria.actions or []
         if any(action.requestor == "user" for action in actions):
@@ -322,7 +322,7 @@ class SoloWorld(Tau2World):
         return Ticket(self._environment(), task, self._tasks[task])
 
     def expert(self, task: str) -> list[str]:
-        """Return the official solution, a call a turn."""
+        """Return the official solution, one call in each turn."""
         actions = self._tasks[task].evaluation_criteria.actions or []
         calls = [{"name": action.name, "arguments": action.arguments} for action in actions]
         return [json.dumps([call]) for call in [*calls, {"name": DONE, "arguments": {}}]]

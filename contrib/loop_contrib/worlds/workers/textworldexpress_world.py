@@ -27,7 +27,7 @@ MAX_LISTED_COMMANDS = 60
 
 
 class TextWorldExpressEpisode(WorkerEpisode):
-    """A game. The package has one game at a time in one Java machine, which the world keeps."""
+    """A game. The package runs one game at a time in its JVM; the world keeps the JVM for the next game."""
 
     def __init__(self, machine: TextWorldExpressEnv, task: str, gold_path: bool = False) -> None:
         self._machine = machine
@@ -75,7 +75,7 @@ class TextWorldExpressWorld:
         return TextWorldExpressEpisode(self._machine, task)
 
     def expert(self, task: str) -> list[str]:
-        """Return the game's own gold path."""
+        """Return the commands of the game's gold path."""
         TextWorldExpressEpisode(self._machine, task, gold_path=True)
         return self._machine.getGoldActionSequence()
 

@@ -65,24 +65,24 @@ class WorkerEpisode(Protocol):
     def step(self, command: str) -> Step: ...
 
     def grade(self) -> tuple[float, bool]:
-        """Return reward in [0, 1] and success of the state reached so far."""
+        """Return (reward in [0, 1], success) for the state reached so far."""
 
     def close(self) -> None:
-        """End what the episode holds, which here is nothing."""
+        """Release what the episode holds. This base class holds nothing."""
 
 
 class WorkerWorld(Protocol):
-    """A kind of world. ``instructions`` tell the agent what it can do, the same for all tasks.
+    """A kind of world. ``instructions`` tell the agent what it can do; they are the same for all tasks.
 
-    A world that is played by tool calls has ``tools`` besides, the schemas of its tools; one that looks at its own
-    tasks has ``notes()``, sentences for the user. It is made once, before the processes are forked, unless it says
-    ``forkable = False``, as one that starts a JVM must.
+    A world with tool calls also has ``tools``, the schemas of its tools. A world that checks its own tasks also has
+    ``notes()``, sentences for the user. The world is made once, before processes are forked from it. A world that
+    starts a JVM must set ``forkable = False`` and is made in each process.
     """
 
     instructions: str
 
     def tasks(self) -> dict[str, list[str]]:
-        """Split -> task ids of the form ``<scenario>_<n>``, in an order that is always the same."""
+        """Return split -> task ids of the form ``<scenario>_<n>``, always in the same order."""
 
     def start(self, task: str) -> WorkerEpisode: ...
 
@@ -134,7 +134,7 @@ class Worker:
 
 
 def killed_child() -> bool:
-    """Return whether a child, such as a Java machine, got a SIGKILL. It is seen a moment after its pipes have ended."""
+    """Return whether SIGKILL ended a child, such as a JVM. This shows a moment after the child's pipes have ended."""
     give_up = time.monotonic() + CHILD_DEATH_SHOWS_S
     while True:
         try:
@@ -147,10 +147,10 @@ def killed_child() -> bool:
 
 
 def serve(world_class: Callable[[], WorkerWorld]) -> None:
-    """Fork processes until the owner hangs up (:mod:`loop_plumbing.fork_server`).
+    """Fork processes until the owner closes the connection (:mod:`loop_plumbing.fork_server`).
 
-    ``argv[1]`` bounds the memory of each process, and of each child of it, in MB. It is the limit on data, not on
-    addresses: a JVM reserves far more of these than it uses.
+    ``argv[1]`` is the memory limit in MB of each process and each of its children. It limits data, not addresses,
+    because a JVM reserves far more addresses than it uses.
     """
     # Behind the packages of this interpreter.
     sys.path.append(next(str(folder) for folder in Path(__file__).parents if (folder / "loop_plumbing").is_dir()))

@@ -15,14 +15,14 @@ from agent_environments.observation import FAILURE_HEAD
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """The agent's text in one turn and the environment's answer (None: there was none)."""
+    """Hold the agent's text in one turn and the environment's answer; None if the environment gave no answer."""
 
     text: str
     observation: str | None
 
     @property
     def blocks(self) -> list[str]:
-        """The contents of its python blocks, in order."""
+        """Return the contents of the python blocks in the agent's text, in order."""
         return code_blocks(self.text)
 
     @property
@@ -36,10 +36,10 @@ def agent_turns(messages: Sequence[Mapping[str, str]], places: Sequence[int]) ->
 
     Args:
         messages: the whole conversation, opening messages included, as {"role", "content"}.
-        places: for each turn, which of the messages it is.
+        places: for each turn, the index in ``messages`` of its assistant message.
 
     Raises:
-        ValueError: one of the places has no assistant message.
+        ValueError: a place holds no assistant message.
     """
     turns = []
     for place in places:

@@ -63,7 +63,7 @@ HOSTILE_ACTIONS: tuple[str, ...] = (
 
 
 class NotConforming(AssertionError):
-    """An environment that breaks the protocol; the message says how."""
+    """An environment breaks the protocol; the message says how."""
 
 
 def _require(holds: bool, what: str) -> None:
@@ -78,7 +78,7 @@ async def check_conformance(
 
     Args:
         task_id: a task whose untouched state can be graded.
-        hostile_actions: each is played in an episode of its own, and all of them in one.
+        hostile_actions: first each action is played in its own episode, then all of them in one episode.
 
     Raises:
         NotConforming: the pool breaks the protocol.
@@ -107,7 +107,7 @@ async def _check_names(pool: EnvironmentPool) -> None:
 
 
 async def _play(pool: EnvironmentPool, task_id: str, actions: Sequence[str]) -> Grade:
-    """Return the grade of an episode; whatever the actions are, only running out of time may cut it short."""
+    """Play ``actions`` in an episode and return its grade; only an EnvironmentTimeout may cut the episode short."""
     environment = await pool.acquire("conformance")
     try:
         _check_messages(await environment.start(task_id))
@@ -170,7 +170,7 @@ def _plain(rebuild: Callable[[Any], object], value: Any, what: str) -> None:
 
 
 async def _check_ends(pool: EnvironmentPool, task_id: str) -> None:
-    """Close without a start; cancelled in the middle of a step, then graded, or closed at once."""
+    """Check that an episode can be closed before its start, and graded or closed after a step was cancelled."""
     await (await pool.acquire("conformance-unused")).close()
     for graded in (True, False):
         environment: Environment = await pool.acquire("conformance-cancelled")

@@ -71,7 +71,7 @@ class CounterEnvironment:
         )
 
     def _run(self, code: str) -> tuple[str, bool]:
-        """Return the output, and whether a call failed; the first failing call ends the program."""
+        """Run a program and return its output and whether a call failed; the first call that fails ends the program."""
         if not code:
             return "No code available to execute.", False
         lines: list[str] = []
@@ -111,7 +111,7 @@ class CounterEnvironment:
 
 
 def _calls(code: str) -> list[tuple[str, list[int]]]:
-    """Return the calls of a program that is nothing but calls of names with integers; anything else is a ValueError."""
+    """Return the calls of a program that only calls names with integers; raises ValueError for other programs."""
     calls: list[tuple[str, list[int]]] = []
     for statement in ast.parse(code).body:
         call = statement.value if isinstance(statement, ast.Expr) else None
@@ -143,7 +143,7 @@ class CounterPool:
         self._slots = Slots(max_worlds)
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Do nothing: this pool has no servers to start."""
 
     def tasks(self, split: str) -> list[str]:
         return tasks_of_split(TARGETS, split)
@@ -164,5 +164,5 @@ class CounterPool:
         return PoolStatus(self._slots.taken, self._slots.waiting)
 
     async def close(self) -> None:
-        """Refuse the episodes that wait for a slot."""
+        """Refuse the episodes that still wait for one of the ``max_worlds`` slots."""
         self._slots.close()

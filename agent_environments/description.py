@@ -32,12 +32,12 @@ _NUMBERED = r"(.+)_\d+"
 
 @dataclass(frozen=True)
 class BehaviorFigure:
-    """A figure of behaviour: over a set of episodes, the sum of the count ``of`` (less that of ``less``), divided by
-    the sum of the count ``per``, or by the number of episodes that have the count.
+    """Define a figure of behaviour over a set of episodes: the sum of the count ``of``, minus the sum of ``less``,
+    divided by the sum of the count ``per`` or, without ``per``, by the number of episodes that have the count ``of``.
 
-    ``name`` is its key in a report, ``key`` in ``metrics.jsonl``; ``title`` stands in tables and pictures; ``source``
-    names who defined it. Where there is nothing to divide by, it is ``empty``, and a picture says ``undefined`` for
-    None.
+    A report stores the figure under ``name``, ``metrics.jsonl`` under ``key``; tables and pictures show ``title``.
+    ``source`` names who defined the figure. If the divisor is 0, the figure is ``empty``; for None a picture shows
+    the text ``undefined``.
     """
 
     name: str
@@ -55,7 +55,7 @@ class BehaviorFigure:
             object.__setattr__(self, "key", self.name)
 
     def value(self, episodes: Sequence[Counts]) -> float | None:
-        """Return the figure over the counts of some episodes; None where it is not defined."""
+        """Return the figure over the counts of some episodes; None if the figure is not defined for them."""
         counted = [counts for counts in episodes if self.of in counts]
         if not counted:
             return None
@@ -65,22 +65,22 @@ class BehaviorFigure:
 
 
 class Behavior(Protocol):
-    """Counts what agents do, in the texts of their turns. A class without arguments; a :class:`Description` names it.
+    """Count what agents do, from the texts of their turns. A class without arguments, named by a :class:`Description`.
 
-    ``name`` stands for its figures in a warning.
+    A warning about the class's figures calls them ``name``.
     """
 
     name: str
     figures: Sequence[BehaviorFigure]
 
     def concerns(self, messages: Messages) -> bool:
-        """Return whether there is anything to count in a conversation that begins so."""
+        """Return whether there is anything to count in a conversation that begins with these messages."""
 
     def counts(self, turns: Sequence[AgentTurn]) -> dict[str, int]:
         """Return the counts of one episode, by the names that the figures use."""
 
     def calls(self, turns: Sequence[AgentTurn]) -> list[str]:
-        """Return the calls that an agent made, in order: the sequence by which rollouts of one task are compared."""
+        """Return the calls that an agent made, in order; this sequence is used to compare the rollouts of one task."""
 
 
 Sequences = Sequence[tuple[Messages, Sequence[AgentTurn]]]
@@ -88,28 +88,28 @@ Sequences = Sequence[tuple[Messages, Sequence[AgentTurn]]]
 
 
 def episode_counts(behavior: Behavior, sequences: Sequences) -> dict[str, int]:
-    """Return the counts of an episode; {} where none of its sequences is of concern."""
+    """Return the counts of an episode; {} if ``behavior`` concerns none of its sequences."""
     concerned = [turns for messages, turns in sequences if behavior.concerns(messages)]
     return behavior.counts([turn for turns in concerned for turn in turns]) if concerned else {}
 
 
 @dataclass(frozen=True)
 class Description:
-    """An environment as others need to know it.
+    """Describe an environment for reports, viewers and recipes.
 
     Args:
-        name: the environment's, as configs name it.
+        name: the environment's name in configs.
         score: the name of the share of tasks solved.
         group_score: the name of the share of groups all of whose tasks are solved.
         groups: the name of groups of tasks, in the plural.
-        numbered: the world names its tasks ``<group>_<n>`` itself, as AppWorld does. An id that a user chose, such as
-            ``math_1``, does not name a group; where none is named, a task is a group of its own.
-        task_groups: the groups of tasks that state one, by task id, whatever the ids of these look like.
-        unfinished_solves: an episode that the agent did not end itself, but ran into a limit, may have solved its task.
+        numbered: whether the world itself names its tasks ``<group>_<n>``, as AppWorld does. False if users choose the
+            ids: then ``math_1`` does not name a group, and a task without a stated group is its own group.
+        task_groups: task id -> group, for each task that states its group; the form of the ids does not matter.
+        unfinished_solves: whether an episode that a limit ended, and not the agent, may count as solved.
         behavior: ``module:Class`` of each :class:`Behavior` whose figures are worth computing.
-        environments: those of a mixture, by the name in front of its tasks; None where that is not known, and a name
-            in front of a slash is taken for one.
-        identity: the further basis of a score besides the environment's name and options, as digests by name; see
+        environments: the environments of a mixture, by the name in front of the slash in their task ids. None: they are
+            not known, and any name in front of a slash counts as an environment.
+        identity: digests, by name, of what a score depends on besides the environment's name and options; see
             :func:`agent_environments.tools.identity.identity`.
     """
 
@@ -126,7 +126,7 @@ class Description:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Description:
-        """Return the inverse of ``dataclasses.asdict``; keys it does not know are ignored.
+        """Build a description from the output of ``dataclasses.asdict``; unknown keys are ignored.
 
         Raises:
             ValueError: the data is not a description.
@@ -147,18 +147,18 @@ class Description:
 
     @property
     def whole_identity(self) -> dict[str, str]:
-        """The identity with those of a mixture's environments, ``<environment>/<name>`` -> digest."""
+        """Return ``identity`` with the identities of a mixture's environments as ``<environment>/<name>`` -> digest."""
         members = (self.environments or {}).items()
         within = {f"{name}/{key}": digest for name, each in members for key, digest in each.whole_identity.items()}
         return {**self.identity, **within}
 
     def environment_of(self, task_id: str) -> str:
-        """Return the name of a task's environment in a mixture; "" for any other task."""
+        """Return the name of a task's environment in a mixture; "" for a task outside a mixture."""
         name = environment_of(task_id)
         return name if self.environments is None or name in self.environments else ""
 
     def group_of(self, task_id: str) -> str:
-        """Return the group of a task; a task's own id where it is its own group."""
+        """Return the group of a task; the task's own id if the task is its own group."""
         description, prefix = self._member(task_id)
         own = task_id.removeprefix(prefix)
         if own in description.task_groups:
@@ -167,11 +167,11 @@ class Description:
         return prefix + group if description.numbered and group and number.isdecimal() else task_id
 
     def solved(self, task_id: str, success: bool, end_reason: str | None) -> bool:
-        """Return whether an episode is solved: the grader says so, and the agent ended it itself (LOOP, appendix D)."""
+        """Return whether the grader says success and the agent ended the episode itself (LOOP, appendix D)."""
         return success and (end_reason == "completed" or self._member(task_id)[0].unfinished_solves)
 
     def behaviors(self, task_id: str) -> list[Behavior]:
-        """Return the counters of behaviour that concern a task's episodes, as far as this machine has them."""
+        """Return the counters of behaviour for a task's episodes, without those that this machine cannot import."""
         return [behavior for path in self._member(task_id)[0].behavior if (behavior := _behavior(path)) is not None]
 
     def counts(self, task_id: str, sequences: Sequences) -> dict[str, int]:
@@ -188,12 +188,12 @@ class Description:
 
     @property
     def figures(self) -> list[BehaviorFigure]:
-        """All figures of this environment, or of a mixture's environments, as far as this machine has them."""
+        """All figures of this environment and its mixture's environments that this machine can import."""
         behaviors = [behavior for path in self._all_behavior() if (behavior := _behavior(path)) is not None]
         return [figure for behavior in behaviors for figure in behavior.figures]
 
     def with_behavior(self, *paths: str) -> Description:
-        """Return the same with further figures, in all environments of a mixture."""
+        """Return a copy with the counters ``paths`` added, here and in all environments of a mixture."""
         members = self.environments
         if members is not None:
             members = {name: member.with_behavior(*paths) for name, member in members.items()}
@@ -234,20 +234,20 @@ DEFAULT_DESCRIPTION = Description(
 def environment_of(task_id: str) -> str:
     """Return the name in front of the id of a mixture's task; "" for an id without a slash.
 
-    What follows it may hold a slash too: the environment may be a mixture itself, or a service's.
+    The rest of the id may hold a slash too, because the environment may itself be a mixture or a service.
     """
     name, slash, _ = task_id.partition("/")
     return name if slash else ""
 
 
 def description_of(name: str, pool: object) -> Description:
-    """Return the description of an environment, under the name that a config gives it.
+    """Return an environment's description, with ``name`` replaced by the name that a config gives the environment.
 
     Args:
-        pool: whose attribute ``description`` it is; need not be open.
+        pool: the object whose attribute ``description`` is read; the pool need not be open.
 
     Raises:
-        ValueError: the environment's description is wrong; names the environment.
+        ValueError: the description is wrong; the message names the environment.
     """
     try:
         described = getattr(pool, "description", Description())
@@ -263,8 +263,8 @@ _BEHAVIOR_HAS = ("name", "figures", "concerns", "counts", "calls")
 
 
 def trust_environment(section: Mapping[str, Any]) -> None:
-    """Have the counters in the modules of an environment imported where they are named, because this process's own
-    config names that environment.
+    """Allow descriptions to import counters from an environment's modules, because this process's own config names
+    the environment.
 
     Args:
         section: ``name`` of the environment and its options, in which other environments may be named.
@@ -281,15 +281,15 @@ def trust_environment(section: Mapping[str, Any]) -> None:
 
 
 def _may_be_imported(path: str) -> bool:
-    """Return whether the project, an installed package or the reader names this counter. A description is data, which
-    anybody may have written: that it names a counter is not a reason to import it."""
+    """Return whether the project, an installed package or the reader names this counter. Anybody may have written a
+    description, so a counter that only a description names must not be imported."""
     return path in {*OWN_BEHAVIOR, *plug_ins("behavior").values()} or is_trusted(path)
 
 
 @lru_cache(maxsize=64)
 def _behavior(path: str) -> Behavior | None:
-    """Build a counter from ``module:Class``; None, with one warning, where it may not be imported or is not installed
-    here."""
+    """Build a counter from ``module:Class``. Log one warning and return None if the class may not be imported or is
+    not installed."""
     module, _, attribute = path.partition(":")
     if not _may_be_imported(path):
         safe_path = sanitize(path, 200)

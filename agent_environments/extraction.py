@@ -33,8 +33,8 @@ def code_blocks(action: str) -> list[str]:
 
 
 def extract_code(action: str) -> str:
-    """Join all blocks of ``action`` to one program; "" if it has no blocks.
+    """Join all python blocks of ``action`` to one program; "" if ``action`` has no blocks.
 
-    Several blocks run as one concatenated program: one observation, and the first exception ends it.
+    The program gives one observation, and its first exception ends it.
     """
     return "\n".join(block for block in code_blocks(action) if block.strip())

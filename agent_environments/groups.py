@@ -26,10 +26,10 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Member:
-    """An episode of a group. ``group_input`` holds, as JSON can, the data from which its pool grades the group.
+    """One episode of a group. ``group_input`` holds the JSON data from which the episode's pool grades the group.
 
-    Without it the episode is not a member: its ``grade`` is final, as for a state that cannot be graded. With it the
-    grade holds only a fault in the episode, the use of tools, and the figures that a program stated.
+    Without ``group_input`` the episode is not graded in the group: its ``grade`` is final, as for a state that cannot
+    be graded. Otherwise ``grade`` holds only a fault in the episode, the use of tools, and the program's figures.
     """
 
     grade: Grade
@@ -38,21 +38,21 @@ class Member:
 
 @runtime_checkable
 class GroupedEnvironment(Environment, Protocol):
-    """The further interface of an environment whose episodes may be graded beside others of their task."""
+    """Additional interface of an environment whose episodes may be graded with others of the same task."""
 
     async def grade_member(self) -> Member:
-        """Grade as :meth:`~agent_environments.protocol.Environment.grade` does, where the pool grades groups."""
+        """Grade as :meth:`~agent_environments.protocol.Environment.grade` does, for a pool that grades groups."""
 
 
 @runtime_checkable
 class PoolOfGroups(EnvironmentPool, Protocol):
-    """The further interface of a pool that may grade all rollouts of a task at once."""
+    """Additional interface of a pool that may grade all rollouts of a task at once."""
 
     def grades_groups(self, task_id: str) -> bool:
         """Return whether the pool grades all rollouts of this task at once."""
 
     async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """Return the grade of each member of a group, in their order.
+        """Return the grade of each member of a group, in the order of the members.
 
         Raises:
             EnvironmentCrashed: no process can grade; the call may be repeated.
@@ -65,7 +65,7 @@ def grades_groups(pool: EnvironmentPool, task_id: str) -> bool:
 
 
 async def grade_group(pool: EnvironmentPool, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
-    """Grade each member of a group; where grading fails for any reason, all are ungradable, and say why."""
+    """Grade each member of a group; if grading fails for any reason, return ungradable grades that state the reason."""
 
     async def graded() -> list[Grade]:
         assert isinstance(pool, PoolOfGroups), "its members were graded as such"

@@ -34,12 +34,12 @@ STEP_BROKE = FAILURE_HEAD + " Traceback:\nThe environment broke while it ran thi
 
 
 class GuardedEnvironment:
-    """An :class:`Environment` around ``inner``: it raises only the protocol's errors, and returns plain values.
+    """Wrap the :class:`Environment` ``inner`` so that it raises only the protocol's errors and returns plain values.
 
-    Out of ``start`` an unforeseen exception is the environment's fault: the agent has had no turn yet. After that the
-    agent may be behind it, whether it acted or not: out of ``step`` it ends the episode, out of ``grade`` it makes the
-    state ungradable, and so does a grade that takes longer than :data:`GRADE_DEADLINE_S` or holds invalid values. The
-    grade names the first fault.
+    An unforeseen exception in ``start`` is the environment's fault, because the agent has had no turn yet. A later one
+    may be the agent's doing: in ``step`` it ends the episode, in ``grade`` it makes the state ungradable. A grade that
+    takes longer than :data:`GRADE_DEADLINE_S` or holds invalid values also makes the state ungradable. The grade names
+    the first fault.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -86,7 +86,7 @@ class GuardedEnvironment:
         return (await self._graded(graded)).grade
 
     async def grade_member(self) -> Member:
-        """Grade as :meth:`grade` does, an episode that is graded beside others."""
+        """Grade an episode of a group, with the same protection as :meth:`grade`."""
 
         async def graded() -> Member:
             assert isinstance(self.inner, GroupedEnvironment), "its pool grades groups"

@@ -65,7 +65,7 @@ class WorldLost(Exception):
 
 
 async def answered(exchange: Awaitable[T], where: str) -> T:
-    """Return a forked process's answer; raises WorldLost, which begins with ``where``, if the process is gone."""
+    """Return a forked process's answer; raises WorldLost, whose text begins with ``where``, if the process is gone."""
     try:
         return await exchange
     except ProcessEnded as error:
@@ -79,7 +79,7 @@ class CommandsDoing(Exception):
 
 
 class Losses:
-    """The worlds that a pool has lost. ``counts`` says, for each kind of loss, how often an episode met with it."""
+    """Record the worlds that a pool has lost. ``counts`` maps each kind of loss to the number of such losses."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -87,15 +87,15 @@ class Losses:
         self._closed = asyncio.Event()
 
     def note(self, whose: object) -> None:
-        """Note a loss for which no command is to blame: the machine may cause other losses at this time too."""
+        """Note a loss that the machine may have caused, together with other losses at about the same time."""
         self._lately.append((running_time.now(), whose))
 
     def alone(self, whose: object, at: float) -> bool:
-        """Return whether nobody else lost a world at about that time."""
+        """Return whether no other episode lost a world at about the time ``at``."""
         return not any(abs(when - at) <= NEAR_S and other != whose for when, other in self._lately)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep; raises EnvironmentCrashed as soon as the pool closes."""
+        """Sleep for ``seconds``; raises EnvironmentCrashed as soon as the pool closes."""
         try:
             await asyncio.wait_for(self._closed.wait(), seconds)
         except TimeoutError:
@@ -108,12 +108,12 @@ class Losses:
 
 
 class Recovery:
-    """A request of an episode, which is repeated as often as a world is lost over it.
+    """Repeat one request of an episode each time that a world is lost during the request.
 
     Args:
-        losses: those of its pool.
-        whose: stands for the episode.
-        patience_s: time from the first loss on, in which another try may begin.
+        losses: the losses of the episode's pool.
+        whose: an object that identifies the episode.
+        patience_s: seconds after the first loss in which another try may begin.
     """
 
     def __init__(self, losses: Losses, whose: object, patience_s: float) -> None:
@@ -128,25 +128,25 @@ class Recovery:
 
     @property
     def under_way(self) -> bool:
-        """Return whether a world was lost."""
+        """Return whether a world was lost during this request."""
         return self._times > 0
 
     @property
     def suspect(self) -> bool:
-        """Return whether more was lost than one chance takes: a world that ended by itself, or two over the same
-        command, and these alone.
+        """Return whether the command is suspected: a world ended by itself, or two worlds were lost over the command
+        while no other episode lost a world.
         """
         return bool(self._ended) or len(self._against()) > 1
 
     def _against(self) -> list[str]:
-        """Return the losses that count."""
+        """Return the causes of the losses that count against the command."""
         return self._ended + [why for at, why in self._doubtful if self._losses.alone(self._whose, at)]
 
     async def run(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``once``, which is called again whenever it raises WorldLost.
+        """Call ``once`` until it does not raise WorldLost, and return its result.
 
         Raises:
-            CommandsDoing: too many of the losses count.
+            CommandsDoing: too many losses count against the command.
             EnvironmentCrashed: the machine kept losing worlds until the patience was over, or the pool closed.
         """
         while True:
@@ -157,7 +157,7 @@ class Recovery:
                     await self._lost(lost)
 
     async def _lost(self, lost: WorldLost) -> None:
-        """Return when it is time to try again."""
+        """Record a loss, then wait until it is time to try again."""
         now = running_time.now()
         self._times += 1
         self._began = now if self._times == 1 else self._began

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 class MixedEnvironment:
-    """An episode in the environment of its task."""
+    """An episode that is played in the environment of its task."""
 
     def __init__(self, pool: MixedPool, episode_id: str) -> None:
         self._pool = pool
@@ -50,7 +50,7 @@ class MixedEnvironment:
         self._environment = await member.acquire(self._episode_id)
 
     async def start(self, task_id: str) -> list[Message]:
-        """Take a slot first, unless the episode has one."""
+        """Start the episode in its task's environment; take a slot there first, unless the episode has a slot."""
         if self._environment is None:
             await self.take_place(task_id)
         return await self._started.start(self._pool.find(task_id)[1])
@@ -62,7 +62,7 @@ class MixedEnvironment:
         return await self._started.grade()
 
     async def grade_member(self) -> Member:
-        """Grade in a group, where the task's own pool grades groups."""
+        """Grade the episode as a member of a group; the task's own pool must grade groups."""
         assert isinstance(self._started, GroupedEnvironment), "its pool grades groups"
         return await self._started.grade_member()
 
@@ -80,11 +80,11 @@ class MixedPool:
     """Lends environments of several pools.
 
     Args:
-        environments: name -> ``name`` and options of an environment, as in a node's configuration, and ``splits``,
-            where a split is called otherwise there (null: it has no such split).
+        environments: name -> ``name`` and options of an environment, as in a node's configuration. ``splits`` maps a
+            split's name to the name that this environment uses (null: the environment has no such split).
 
     Raises:
-        ValueError: no environments, a bad name, or an environment that cannot be built; names it.
+        ValueError: no environments, a bad name, or an environment that cannot be built; the message names it.
     """
 
     def __init__(self, token_spans: TokenSpans, environments: Mapping[str, Mapping[str, Any]]) -> None:
@@ -108,7 +108,7 @@ class MixedPool:
 
     @property
     def description(self) -> Description:
-        """The description of each environment; scores have the environments' names for them where these agree."""
+        """The environments' descriptions; scores keep their names if all environments use the same names."""
         members = {name: description_of(self._names[name], pool) for name, pool in self._pools.items()}
         words = {(member.score, member.group_score, member.groups) for member in members.values()}
         score, group_score, groups = words.pop() if len(words) == 1 else ("success", "group success", "groups of tasks")
@@ -163,11 +163,11 @@ class MixedPool:
         return await pool.grade_group(own_id, inputs)
 
     async def acquire(self, episode_id: str) -> MixedEnvironment:
-        """Return at once: the episode's start names the environment, and the episode waits its turn there."""
+        """Return at once, without a slot: the episode waits for a slot when its start names the task."""
         return MixedEnvironment(self, episode_id)
 
     async def acquire_for(self, episode_id: str, task_id: str) -> MixedEnvironment:
-        """Return an environment that has a slot in the task's own environment, once one is free."""
+        """Wait for a slot in the task's own environment, then return an environment that holds the slot."""
         environment = MixedEnvironment(self, episode_id)
         await environment.take_place(task_id)
         return environment

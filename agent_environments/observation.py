@@ -11,10 +11,10 @@ FAILURE_HEAD = "Execution failed."
 
 
 def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:
-    """``output`` if it has at most ``max_tokens`` tokens, else its head and a note.
+    """Return ``output`` if it has at most ``max_tokens`` tokens, else its head and a note.
 
-    The head is cut at the last newline under the cap, at the last space where its one line is longer than the cap, and
-    at the cap itself where there is neither. The note is not counted.
+    The head is cut at the last newline under the cap; without a newline at the last space; without a space at the cap
+    itself. The note's tokens are not counted.
     """
     # Tokenizing megabytes to keep a few thousand tokens would be waste: look at a prefix, and double it while needed.
     window = max(64, 8 * max_tokens)
@@ -36,8 +36,8 @@ def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:
 def observation(output: str, reminder: str | None, max_tokens: int, token_spans: TokenSpans) -> str:
     """Return the content of the next user message.
 
-    ``reminder`` is the task's own lines (:func:`appworld_adapter.prompt.task_lines`); it is added after truncation,
-    so it is never cut. The last observation of an episode has none. ``output`` may be any string.
+    ``reminder`` holds the task's own lines (:func:`appworld_adapter.prompt.task_lines`). It is added after truncation
+    and so never cut; the last observation of an episode has no reminder. ``output`` may be any string.
     """
     return truncate(printable(output), max_tokens, token_spans) + reminder_end(reminder)
 

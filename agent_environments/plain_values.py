@@ -29,7 +29,7 @@ def plain_messages(messages: Any) -> list[Message]:
     """Return the opening of an episode in plain values.
 
     Raises:
-        ValueError: the value is not an opening; names the fault.
+        ValueError: the value is not an opening; the message names the fault.
     """
     opening = [_instance("an opening message", message, Message) for message in _sequence("the opening", messages)]
     for message in opening:
@@ -42,7 +42,7 @@ def plain_result(result: Any) -> StepResult:
     """Return the answer to an action in plain values.
 
     Raises:
-        ValueError: the value is not a StepResult; names the field.
+        ValueError: the value is not a StepResult; the message names the field.
     """
     _instance("what step returned", result, StepResult)
     return StepResult(
@@ -58,11 +58,11 @@ def plain_result(result: Any) -> StepResult:
 
 
 def plain_grade(grade: Any) -> Grade:
-    """Return the grade of an episode. A state that is ungradable is worth 0, whatever the grade says besides.
+    """Return the grade of an episode in plain values. An ungradable state gets reward 0, whatever else the grade says.
 
     Raises:
-        ValueError: it is not a Grade, or contradicts itself (success of a reward of 0, or with a requirement not
-            met); names the field.
+        ValueError: the value is not a Grade, or contradicts itself (success with reward 0 or an unmet requirement);
+            the message names the field.
     """
     _instance("what grade returned", grade, Grade)
     plain = Grade(
@@ -107,7 +107,7 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
 
 
 def scalar(value: Any) -> Any:
-    """Return a number or truth value of numpy or torch, a decimal or fraction as Python's; anything else unchanged."""
+    """Convert a numpy or torch scalar, a decimal or a fraction to Python's own type; return other values unchanged."""
     if isinstance(value, Decimal | Fraction):
         return float(value)
     try:
@@ -148,7 +148,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _short(name: str, value: Any) -> str:
-    """Return a text of a grade as a person may read it, on a terminal too."""
+    """Return a grade's text, shortened and safe to print on a terminal."""
     return sanitize(_text(name, value), MOST_CHARACTERS)
 
 

@@ -11,7 +11,7 @@ from agent_environments.protocol import Message, TokenSpans, pool_class
 
 
 def packages_of(name: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return versions of the packages that an environment plays with elsewhere: its class's ``packages(config)``."""
+    """Return versions of the packages that an environment uses elsewhere, from its class's ``packages(config)``."""
     packages = getattr(pool_class(name), "packages", None)
     return {} if packages is None else dict(packages(config))
 
@@ -27,7 +27,7 @@ def difficulties_of(name: str, root: Path, task_ids: Sequence[str]) -> dict[str,
 
 @dataclass(frozen=True)
 class Solution:
-    """The reference solution of a task, as the episode of an agent: ``steps`` are (action, observation)."""
+    """The reference solution of a task as an agent's episode: ``steps`` holds (action, observation) pairs."""
 
     task_id: str
     opening: Sequence[Message]
@@ -35,14 +35,14 @@ class Solution:
 
 
 def solutions_of(name: str, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
-    """Return the name of the dataset in ``root`` and the reference solutions of a split: ``solutions(root, split,
+    """Return the name of the dataset in ``root`` and the reference solutions of a split. Calls ``solutions(root, split,
     prompt, token_spans)`` of the pool's class.
 
     Args:
         prompt: the name of the prompt that policies get.
 
     Raises:
-        ValueError: the environment has no solutions; and whatever the class raises.
+        ValueError: the environment has no solutions. Errors of the class pass through.
     """
     solutions = getattr(pool_class(name), "solutions", None)
     if solutions is None:
@@ -57,8 +57,8 @@ def keeps_states(name: str) -> bool:
 
 
 def keeping_states(name: str, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the options that keep final states in ``folder``: ``keeping_states(config, folder)`` of a class that
-    :func:`keeps_states`."""
+    """Return the options that make an environment keep final states in ``folder``: ``keeping_states(config, folder)``
+    of the pool's class, for which :func:`keeps_states` must be true."""
     keep: Any = pool_class(name)
     return dict(keep.keeping_states(config, folder))
 
@@ -69,8 +69,8 @@ class MissingState(RuntimeError):
 
 @dataclass(frozen=True)
 class FinalState:
-    """The end of a task's episode in one run of an evaluation. ``episode`` is the rollout's id where the state that it
-    reached counts; None where it does not, because the episode ran over budget or was lost."""
+    """The end of a task's episode in one run of an evaluation. ``episode`` is the rollout's id if the reached state
+    counts; None if the state does not count, because the episode ran over budget or was lost."""
 
     task_id: str
     run: int
@@ -88,11 +88,11 @@ class FinishedRuns:
 
 
 def write_states(name: str, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
-    """Write final states in the environment's own layout below ``folder``, by ``write_states(config, runs, states,
-    folder)`` of the pool's class. Returns lines to print, such as commands that read the files.
+    """Write final states in the environment's own layout below ``folder``: call ``write_states(config, runs, states,
+    folder)`` of the pool's class. Return lines to print, such as commands that read the files.
 
     Args:
-        states: the folder of :func:`keeping_states`.
+        states: the folder that was passed to :func:`keeping_states`.
 
     Raises:
         MissingState: a state was not kept.

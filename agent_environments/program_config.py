@@ -29,10 +29,10 @@ environment gives a program what else it needs."""
 
 
 def words(key: str, value: Any) -> list[str]:
-    """Return a list of words, whole numbers among them as text.
+    """Return a config's list of words as texts; whole numbers become text.
 
     Raises:
-        ValueError: the value is one text, or holds something that is not a word; names ``key`` and the cure.
+        ValueError: the value is one text, or holds something other than words; the message names ``key`` and the cure.
     """
     if isinstance(value, str):
         raise ValueError(f"{key} must be a list of words: write {json.dumps(shlex.split(value))}, not {value!r}")
@@ -42,10 +42,10 @@ def words(key: str, value: Any) -> list[str]:
 
 
 def variables(key: str, value: Any) -> dict[str, str]:
-    """Return environment variables, whole numbers among them as text.
+    """Return a config's environment variables as texts; whole numbers become text.
 
     Raises:
-        ValueError: the value is not a mapping of texts and whole numbers; names ``key`` and the cure.
+        ValueError: the value is not a mapping to texts and whole numbers; the message names ``key`` and the cure.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{key} must be a mapping of names to texts, not {value!r}")
@@ -53,13 +53,13 @@ def variables(key: str, value: Any) -> dict[str, str]:
 
 
 def inherited() -> dict[str, str]:
-    """Return the variables of this process that a program inherits: those of :data:`INHERITED`, without users' keys."""
+    """Return the variables of :data:`INHERITED` that a program inherits from this process, without users' keys."""
     named = {name: os.environ[name] for name in os.environ if name in INHERITED}
     return {name: value for name, value in named.items() if not _names_a_user(name, value)}
 
 
 def _names_a_user(name: str, value: str) -> bool:
-    """Return whether it is an address, such as a proxy's, with a user or a password in it: either may be a key."""
+    """Return whether an address, such as a proxy's, holds a user or a password: either may be a key."""
     if "://" not in value and not name.lower().endswith("_proxy"):
         return False
     try:

@@ -17,7 +17,7 @@ class ProgramPool(EnvironmentPool, Protocol):
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Return whether other machines start the programs, and take an episode for each."""
+        """Return whether other machines start the programs and take an episode for each program."""
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """Return the oldest episode that waits for a program, of one task or of any; None if none comes in time."""
+        """Return the oldest offered episode, of ``task_id`` or of any task (None); None if none is offered in time."""

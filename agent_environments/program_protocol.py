@@ -16,10 +16,10 @@ Figures = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Connection:
-    """The address at which the policy answers, for one episode, and which episode that is.
+    """The address at which the policy answers one episode, and the episode's identity.
 
-    ``policy_version`` is None where each turn is sampled from the newest version. ``max_turns`` is how many the policy
-    answers.
+    ``policy_version`` is None if each turn is sampled from the newest version. The policy answers at most
+    ``max_turns`` turns.
     """
 
     base_url: str
@@ -31,15 +31,15 @@ class Connection:
 
     @property
     def url_with_key(self) -> str:
-        """The address for clients that send no key."""
+        """Return the policy's address with the key in it, for clients that send no key."""
         return f"{self.base_url.removesuffix('/v1')}/sessions/{self.api_key}/v1"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command. ``status`` is None where it had to be ended; ``output`` are the last bytes it printed.
+    """The end of a command. ``status`` is None if we had to end it; ``output`` holds the last bytes that it printed.
 
-    For a command that gives an answer, ``answer`` is the last line of its standard output, whole.
+    For a command that gives an answer, ``answer`` is the whole last line of its standard output.
     """
 
     status: int | None
@@ -49,12 +49,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class SideCalls:
-    """A rule for calls of a program that do not belong to its task, such as for a title or a commit message.
+    """A rule for a program's model calls beside its task, such as a call for a title or a commit message.
 
-    They are answered, but do not count as turns, and nothing is trained on them. A call is one of these if all stated
-    conditions hold: the ``model`` that it names, a text that its ``system`` prompt begins with (the policy may have
-    written what follows), the names of exactly the ``tools`` that it offers. A call that continues from a turn is
-    always a turn. ``by_base``: the base model answers it, not the policy.
+    Such side calls are answered, but they do not count as turns and are not trained on. A call is a side call if all
+    stated conditions hold: it names this ``model``; its system prompt begins with the text ``system`` (the policy may
+    have written the rest); it offers exactly the tools with the names ``tools``. A call that continues from a turn is
+    always a turn. If ``by_base`` is true, the base model answers the side call, not the policy.
     """
 
     model: str | None = None
@@ -63,7 +63,7 @@ class SideCalls:
     by_base: bool = False
 
     def hold(self, model: str, system: str, tools: Set[str]) -> bool:
-        """Return whether a call is one of these."""
+        """Return whether a call fulfils all conditions of this rule."""
         return (
             self.model in (None, model)
             and (self.system is None or system.lstrip().startswith(self.system.lstrip()))
@@ -72,37 +72,37 @@ class SideCalls:
 
 
 class Offer(Protocol):
-    """An episode for a program elsewhere."""
+    """An episode that a program on another machine may take."""
 
     task_id: str
     split: str | None
     connection: Connection
 
     def give_back(self) -> None:
-        """Offer the episode to another program, because the one that took it has gone."""
+        """Offer the episode to another program, because the program that took it has gone."""
 
 
 @runtime_checkable
 class ProgramEnvironment(Environment, Protocol):
-    """An episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
+    """An episode of a program. Call ``start``, ``run`` and ``grade``; ``step`` acts in the world during ``run``."""
 
     @property
     def has_world(self) -> bool:
-        """Return whether there is a world of ours to act in."""
+        """Return whether the program acts in one of our worlds."""
 
     @property
     def side_calls(self) -> Sequence[SideCalls]:
-        """The rules for calls that do not belong to the task; the first that holds counts."""
+        """The rules for calls that do not belong to the task; the first rule that holds applies."""
 
     @property
     def grades_itself(self) -> bool:
         """Return whether the program states the episode's reward in :meth:`run`, which then keeps its whole time."""
 
     async def run(self, connection: Connection) -> Ended | None:
-        """Run until the program has ended, or has ended the episode; None for a program that runs elsewhere.
+        """Wait until the program ends, or ends the episode. Return None for a program that runs elsewhere.
 
-        To end the program, cancel the task that this runs in: it may still return how the program ended.
+        To end the program, cancel the task that awaits ``run``; ``run`` may still return how the program ended.
         """
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
-        """End the episode, because the program says so, with the reward and the figures that it states."""
+        """End the episode at the program's request, with the reward and the figures that the program states."""

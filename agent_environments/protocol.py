@@ -48,7 +48,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Broke:
-    """A fault in an environment itself, whatever caused it; an agent's own code that failed does not count.
+    """A fault in an environment itself, whatever its cause. A failure of the agent's own code is no such fault.
 
     ``where`` is "step", "grade", "reward NAME", or "node" for a fault of the node itself after a turn; ``what`` is
     the last line of the exception, with the user's own file and line.
@@ -59,14 +59,14 @@ class Broke:
 
     @property
     def line(self) -> str:
-        """Both in one line."""
+        """``where`` and ``what`` in one line."""
         return self.what if self.what.startswith(f"{self.where} ") else f"{self.where} raised {self.what}"
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The use of one tool: how often it was called with arguments that it takes, how many of these calls raised, and
-    what (one of them).
+    """The use of one tool: the number of calls with valid arguments, how many of these calls raised, and one of the
+    errors.
 
     A tool that raises breaks nothing: the agent reads the error and goes on. A tool that always raises is useless.
     """
@@ -79,14 +79,14 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The world's answer to one action.
+    """The environment's answer to one action.
 
     ``observation`` is the whole content of the next user message: output, truncation note and reminder included.
-    ``done`` is true when the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
-    executed code raised, ``empty_action`` that the action held no code at all. The observation ends with ``reminder``,
-    which stays there when the text is cut. ``broke`` says that the environment itself failed over the action, ``tools``
-    which tools it called. ``reward`` is the action's own reward, where the environment has such: any finite
-    number, beside the grade, which it is not a part of.
+    ``done`` is true if the agent has ended its episode; the policy is then not asked again. ``failed`` says that the
+    executed code raised, ``empty_action`` that the action held no code. The observation ends with ``reminder``, which
+    stays when the text is cut. ``broke`` is the environment's own fault during the action, if any. ``tools`` lists the
+    tools that the action called. ``reward`` is the action's own reward, any finite number, if the environment gives
+    such rewards; it is no part of the grade.
     """
 
     observation: str
@@ -101,7 +101,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A test of a task's evaluation. ``no_op_pass`` marks those that doing nothing already passes."""
+    """One test in a task's evaluation. ``no_op_pass`` says that an agent that does nothing passes the test."""
 
     text: str
     passed: bool
@@ -110,13 +110,12 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Grade:
-    """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed, ``success``: all passed.
+    """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed; ``success`` means all passed.
 
-    ``tampered`` names changes that the grader found behind the world's own interfaces; ``ungradable`` says why the
-    state could not be graded. The reward is then zero, and ``success`` false. ``broke`` is the first thing that
-    broke in the episode's environment, ``tools`` what its tools were asked; the node adds both, from the answers to the
-    actions. ``rewards`` are the parts of the reward, by name, and ``metrics`` other figures by name; both are
-    recorded and change nothing.
+    ``tampered`` names changes that were made behind the world's own interfaces. ``ungradable`` says why the state could
+    not be graded; the reward is then 0 and ``success`` false. ``broke`` is the first fault in the episode's
+    environment, and ``tools`` the use of its tools; the node takes both from the answers to the actions. ``rewards``
+    holds the parts of the reward by name, ``metrics`` other figures by name; both are only recorded.
     """
 
     reward: float
@@ -131,24 +130,24 @@ class Grade:
 
     @classmethod
     def of_ungradable(cls, why: str, broke: Broke | None = None) -> Grade:
-        """Return the grade of a state that cannot be graded: no more than doing nothing is worth in any environment."""
+        """Return the grade of a state that cannot be graded: it is worth no more than doing nothing."""
         return cls(reward=0.0, success=False, ungradable=why, broke=broke)
 
 
 class EnvironmentFault(Exception):
-    """The base of an environment's errors; ``reason`` is a stable word that ends up in failure records."""
+    """Base class of an environment's errors; failure records store the stable word ``reason``."""
 
     reason = "environment_error"
 
 
 class UnknownTask(EnvironmentFault, ValueError):
-    """A task id that the pool's dataset does not hold."""
+    """The pool's dataset holds no task of this id, or no such split."""
 
     reason = "unknown_task"
 
 
 class EnvironmentCrashed(EnvironmentFault):
-    """World, grader or server died, the agent's code had no part in it, and the episode could not be brought back.
+    """The world, grader or server died, not because of the agent's code, and the episode could not be brought back.
 
     The attempt is repeated, with the same random seeds.
     """
@@ -157,14 +156,14 @@ class EnvironmentCrashed(EnvironmentFault):
 
 
 class EnvironmentTimeout(EnvironmentFault):
-    """A deadline of a step or an episode passed. Out of ``step``: the episode is over, and its state is graded."""
+    """A deadline of a step or an episode passed. If ``step`` raises it, the episode is over and its state is graded."""
 
     reason = "environment_timeout"
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """An episode in one world. Calls come one at a time: start, step ..., grade, close."""
+    """An episode in one world. The node makes one call at a time: start, step (repeatedly), grade, close."""
 
     async def start(self, task_id: str) -> list[Message]:
         """Bring up the world of ``task_id`` and return the messages that open the episode."""
@@ -181,7 +180,7 @@ class Environment(Protocol):
         """Grade the state reached so far; never calls into the process that ran the agent's code.
 
         Raises:
-            EnvironmentCrashed: there is no grader. A state that no grader can grade is an ``ungradable`` grade.
+            EnvironmentCrashed: there is no grader. (For a state that no grader can grade, return ``ungradable``.)
         """
 
     async def close(self) -> None:
@@ -190,7 +189,7 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page; ``losses`` by kind (:mod:`agent_environments.lost_worlds`)."""
+    """Counters for the node's metrics page; ``losses`` counts by kind (:mod:`agent_environments.lost_worlds`)."""
 
     open_worlds: int = 0
     waiting: int = 0
@@ -201,7 +200,7 @@ class PoolStatus:
 
 @runtime_checkable
 class EnvironmentPool(Protocol):
-    """The environments of one node. ``dataset`` is the name printed beside every score.
+    """Lend the environments of one node. ``dataset`` is the name printed beside every score.
 
     A class may also say how its tasks are grouped and what its scores are called
     (:mod:`agent_environments.description`).
@@ -210,16 +209,16 @@ class EnvironmentPool(Protocol):
     dataset: str
 
     async def open(self) -> None:
-        """Start the servers that environments need; raises one clear error when something is missing."""
+        """Start the servers that environments need; if something is missing, raise one clear error."""
 
     def tasks(self, split: str) -> list[str]:
-        """Return the task ids of a split, in the dataset's order; raises UnknownTask, which names the known splits."""
+        """Return a split's task ids in the dataset's order. For an unknown split, UnknownTask names the known ones."""
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
         """Raise UnknownTask for the first id that is not in the dataset."""
 
     async def acquire(self, episode_id: str) -> Environment:
-        """Return an environment for one episode; waits (first come, first served) while all slots are taken."""
+        """Return an environment for one episode; while all slots are taken, callers wait, first come, first served."""
 
     def status(self) -> PoolStatus:
         """Return counters for the node's metrics page."""
@@ -230,44 +229,44 @@ class EnvironmentPool(Protocol):
 
 @runtime_checkable
 class PoolByTask(Protocol):
-    """The further interface of a pool whose slots depend on the task, as in a mixture of several environments."""
+    """Additional interface of a pool whose slots depend on the task, as in a mixture of several environments."""
 
     async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
-        """:meth:`EnvironmentPool.acquire`, but waits for the slots of this task; raises UnknownTask."""
+        """Acquire as :meth:`EnvironmentPool.acquire` does, but wait for a slot of this task; raises UnknownTask."""
 
 
 @runtime_checkable
 class PoolWithPreflight(Protocol):
-    """The further interface of a pool that knows its tasks before it is opened."""
+    """Additional interface of a pool that knows its tasks before it is opened."""
 
     def preflight(self, split: str | Sequence[str]) -> list[str] | None:
-        """Return the tasks of a split, or the given ones, if this machine has what the pool needs; None where it has,
-        but only an open pool knows the tasks.
+        """Check that this machine has what the pool needs. Return the tasks of the split, or the given tasks; None if
+        only an open pool knows the tasks.
 
         Raises:
-            ValueError, FileNotFoundError: something is missing; names it and the cure. UnknownTask: no such task.
+            ValueError, FileNotFoundError: the message names what is missing and the cure. UnknownTask: no such task.
         """
 
 
 @runtime_checkable
 class PoolWithLeastContext(Protocol):
-    """The further interface of a pool whose episodes begin with prompts of its own."""
+    """Additional interface of a pool whose episodes begin with prompts of its own."""
 
     @property
     def least_context(self) -> int:
-        """Tokens of context that an episode needs at least; 0 where that is not known."""
+        """The least number of context tokens that an episode needs; 0 if unknown."""
 
 
 @runtime_checkable
 class PoolWithSplits(Protocol):
-    """The further interface of a pool that knows the names of its splits before it is opened."""
+    """Additional interface of a pool that knows the names of its splits before it is opened."""
 
     def splits(self) -> list[str]:
         """Return the names of the splits in the order in which they are listed."""
 
 
 def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:
-    """Return the task ids of one of ``splits``; raises UnknownTask where there is no such split, or it is empty."""
+    """Return the task ids of one of ``splits``; raises UnknownTask if the split does not exist or is empty."""
     if split not in splits:
         raise UnknownTask(f"no split {split!r}; there are {', '.join(splits)}")
     if not splits[split]:
@@ -276,8 +275,8 @@ def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[st
 
 
 async def acquire(pool: EnvironmentPool, episode_id: str, task_id: str) -> Environment:
-    """Return an environment for an episode of this task. From then on the episode waits for no other, so a deadline
-    that begins then is all the episode's own.
+    """Return an environment for an episode of this task. The episode then waits for no other episode, so a deadline
+    that begins on return counts only the episode's own time.
     """
     if isinstance(pool, PoolByTask):
         return await pool.acquire_for(episode_id, task_id)
@@ -297,7 +296,7 @@ group ``torchtune_loop.environments``."""
 
 def is_harness(name: str) -> bool:
     """Return whether this names an environment whose agent is a program (its class has ``is_harness = True``). Only a
-    node plays one: other callers would play its world without its program."""
+    node can play such an environment: other callers would play its world without its program."""
     if name in ENVIRONMENTS or name not in plug_ins("environments"):
         return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
     try:
@@ -307,10 +306,10 @@ def is_harness(name: str) -> bool:
 
 
 def create_pool(name: str, options: Mapping[str, Any], token_spans: TokenSpans) -> EnvironmentPool:
-    """Build (not yet open) the pool named in a config: ``class(token_spans=..., **options)``.
+    """Build the pool named in a config with ``class(token_spans=..., **options)``; the pool is not open yet.
 
     Raises:
-        ValueError: unknown name, or options that the pool's class does not take.
+        ValueError: the name is unknown, or the pool's class does not take these options.
     """
     build = pool_class(name)
     if wrong := mistyped_option(build, options):
@@ -326,7 +325,7 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
     """Return the function or class that builds the pool of this name.
 
     Raises:
-        ValueError: an unknown name, or nothing that can be imported.
+        ValueError: the name is unknown, or cannot be imported.
     """
     target = ENVIRONMENTS.get(name) or plug_ins("environments").get(name, name if ":" in name else None)
     if target is None:
@@ -344,9 +343,9 @@ def pool_class(name: str) -> Callable[..., EnvironmentPool]:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module that a config names; Python searches the working folder last, for modules that are nowhere else.
+    """Import a module that a config names. Python searches the working folder last, for modules that are nowhere else.
 
-    So a file there with the name of a module of Python's, such as ``email.py``, does not take that module's place.
+    So a file in the working folder, such as ``email.py``, does not replace Python's module of the same name.
     """
     if importlib.util.find_spec(name.partition(".")[0]) is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

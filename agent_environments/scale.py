@@ -11,10 +11,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Scale:
-    """The lowest and the highest reward that there can be; the highest is success.
+    """The lowest and the highest possible reward; the highest means success.
 
     Raises:
-        ValueError: the lowest is not below the highest, or one is infinite.
+        ValueError: the lowest reward is not below the highest, or one of them is infinite.
     """
 
     low: float = 0.0
@@ -26,7 +26,7 @@ class Scale:
 
     @classmethod
     def of(cls, limits: Sequence[float] | None) -> Scale:
-        """Read a scale from a config; None is [0, 1]. Raises ValueError."""
+        """Read a scale from a config's value; None stands for [0, 1]. Raises ValueError."""
         if limits is None:
             return cls()
         if not isinstance(limits, list | tuple) or len(limits) != 2 or not all(map(_is_number, limits)):
@@ -34,7 +34,7 @@ class Scale:
         return cls(*map(float, limits))
 
     def share(self, reward: float) -> float:
-        """Return the reward in [0, 1].
+        """Map a reward on this scale to [0, 1].
 
         Raises:
             ValueError: the reward is not on the scale.

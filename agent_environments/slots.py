@@ -8,7 +8,7 @@ from agent_environments.protocol import EnvironmentCrashed
 
 
 class Slots:
-    """A number of slots that waiters get first come, first served; once the pool closes, waiters are refused.
+    """Hand out a fixed number of slots, first come, first served; once the pool closes, waiters are refused.
 
     ``taken`` and ``waiting`` are the counters of ``PoolStatus``.
     """
@@ -20,7 +20,7 @@ class Slots:
         self._closed = False
 
     async def take(self) -> None:
-        """Wait for a slot; raises EnvironmentCrashed if the pool is closed, or closes meanwhile."""
+        """Wait for a slot; raises EnvironmentCrashed if the pool is closed or closes during the wait."""
         self.waiting += 1
         try:
             await self._free.acquire()
@@ -36,7 +36,7 @@ class Slots:
         self._free.release()
 
     def close(self) -> None:
-        """Refuse all waiting and later callers. May be called twice."""
+        """Refuse all callers that wait or come later. May be called twice."""
         if not self._closed:
             self._closed = True
             self._free.release()

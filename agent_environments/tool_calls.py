@@ -61,18 +61,18 @@ class BadCall:
 
 
 def tools_section(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return the system message's section on the tools; the template puts a blank line between the user's own text and
-    this.
+    """Return the section on tools for the system message; the template puts a blank line between the user's own text
+    and this section.
 
     Args:
-        schemas: one a tool, in the form of OpenAI's API: ``{"type": "function", "function": {"name", "description",
-            "parameters"}}``. Keys stay in their order.
+        schemas: one schema per tool, in the form of OpenAI's API: ``{"type": "function", "function": {"name",
+            "description", "parameters"}}``. Keys stay in their order.
     """
     return _SECTION.format(schemas="\n".join(_json(schema) for schema in schemas))
 
 
 def split_tools_section(content: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """Split a system message into its own text, None without one, and the tools that :func:`tools_section` offers."""
+    """Split a system message into the user's own text (or None) and the tools that :func:`tools_section` wrote."""
     before, opens, after = content.partition(_SECTION_OPENS)
     if not opens or not after.endswith(_SECTION_CLOSES):
         return content, []
@@ -86,7 +86,7 @@ def split_tools_section(content: str) -> tuple[str | None, list[dict[str, Any]]]
 
 
 def parse_tool_calls(text: str) -> list[ToolCall | BadCall]:
-    """Return the calls in an assistant message, in order; text before, between and after them is the policy's thought.
+    """Return the calls in an assistant message, in order; all other text in the message is the policy's thought.
 
     A last block without ``</tool_call>`` counts if its JSON is whole. A missing ``arguments`` stands for ``{}``.
     """
@@ -116,13 +116,13 @@ def render_tool_call(call: ToolCall) -> str:
 def render_tool_response(*contents: str) -> str:
     """Return the user message that answers a turn: the results of its calls, in their order.
 
-    The marks themselves, in a result, get a blank: no tool can write the result of another one.
+    Marks within a result get a blank, so that no tool can fake the result of another tool.
     """
     return "\n".join(f"<tool_response>\n{_unmarked(content)}\n</tool_response>" for content in contents)
 
 
 def split_tool_responses(text: str) -> list[str] | None:
-    """Return the results that :func:`render_tool_response` has put into ``text``; None if it is another text."""
+    """Return the results that :func:`render_tool_response` has put into ``text``; None for any other text."""
     head, foot, between = "<tool_response>\n", "\n</tool_response>", "\n</tool_response>\n<tool_response>\n"
     if not (text.startswith(head) and text.endswith(foot) and len(text) >= len(head) + len(foot)):
         return None
@@ -139,7 +139,7 @@ def _json(value: object) -> str:
 
 
 def _read(text: str, start: int) -> tuple[ToolCall, int]:
-    """Return the call whose JSON begins at ``start``, and where it ends. A string in it may hold ``</tool_call>``."""
+    """Return the call whose JSON begins at ``start``, and the JSON's end; its strings may hold ``</tool_call>``."""
     value, end = STRICT_JSON.raw_decode(text, _skip_space(text, start))
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('a call is an object with "name" and "arguments"')

@@ -32,12 +32,12 @@ def _figure(name: str, title: str, of: str, **how: Any) -> BehaviorFigure:
 
 
 def _per_turn(name: str, title: str, of: str) -> BehaviorFigure:
-    """Return a share of the turns that were answered, 0 without such turns."""
+    """Build the figure that divides the count ``of`` by the number of answered turns; 0 without such turns."""
     return _figure(name, title, of, per="turns", empty=0.0)
 
 
 class AppWorldBehavior:
-    """Counts the quantities of the figures of appendix A.1."""
+    """Count what the figures of appendix A.1 are computed from."""
 
     name = "code"
     figures = (
@@ -86,9 +86,9 @@ class AppWorldBehavior:
 def give_up_counts(turns: Iterable[AgentTurn]) -> tuple[int, int]:
     """Count (failed, recovered) of one rollout, appendix A.1's steps 3(a) to 3(d).
 
-    A turn whose execution failed adds the endpoints it attempted to the set of failed ones, and ``failed`` counts
-    those newly added; any other turn removes its endpoints from the set, and ``recovered`` counts those removed. An
-    endpoint that fails again after it has recovered is counted anew.
+    A turn whose execution failed adds its endpoints to the set of failed endpoints; ``failed`` counts the newly added
+    endpoints. Any other turn removes its endpoints from the set; ``recovered`` counts the removed endpoints. An
+    endpoint that fails again after it has recovered is counted again.
     """
     failing: set[str] = set()
     failed = recovered = 0

@@ -33,17 +33,17 @@ PAPER_TRAIN_SPLIT = "paper_train"
 
 
 def scenario_of(task_id: str) -> str:
-    """Return ``<scenario>`` of ``<scenario>_<n>``; a task with any other id, as other environments have, is a scenario
-    of its own."""
+    """Return ``<scenario>`` of an id ``<scenario>_<n>``. A task with any other id, as in other environments, is its own
+    scenario."""
     scenario, _, number = task_id.rpartition("_")
     return scenario if scenario and number.isdecimal() else task_id
 
 
 def dataset_name(root: str | Path) -> str:
-    """Return the name printed with every score: that of ``dataset.json`` beside ``data/``.
+    """Return the dataset's name, printed with every score: the name in ``dataset.json`` beside ``data/``.
 
-    AppWorld's own data comes without that file: a dataset without it is "appworld" if it holds AppWorld's training
-    scenarios, else :data:`UNNAMED_DATASET`.
+    AppWorld's own data has no such file. A dataset without the file is called "appworld" if it holds AppWorld's
+    training scenarios, else :data:`UNNAMED_DATASET`.
 
     Raises:
         FileNotFoundError: ``root`` holds no dataset.
@@ -65,12 +65,12 @@ def load_split(root: str | Path, split: str | Sequence[str]) -> list[str]:
 
     Args:
         root: folder that holds ``data/``.
-        split: name of a file in ``data/datasets``, or :data:`PAPER_TRAIN_SPLIT`, either of them with difficulties to
-            keep behind a colon (``train:1,2``); or a list of task ids, which is checked.
+        split: name of a file in ``data/datasets``, or :data:`PAPER_TRAIN_SPLIT`; a colon and difficulties may follow
+            (``train:1,2`` keeps only these). Or a list of task ids, which is checked.
 
     Raises:
         FileNotFoundError: ``root`` holds no dataset.
-        UnknownTask: no such split, difficulty or task, or a split without tasks.
+        UnknownTask: the split, difficulty or task does not exist, or the split has no tasks.
     """
     data = _data_folder(root)
     if not isinstance(split, str):

@@ -48,10 +48,10 @@ ASSUMED = ((r"\d{1,9}", "1"), (r"\d+", "5550000000"), (r".*@.*", "someone@exampl
 
 
 def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: random.Random, flaw: str) -> list[Turn]:
-    """Return a copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws its particulars.
+    """Return a copy of ``turns`` with ``flaw``, one of :func:`possible_flaws`; ``rng`` draws the flaw's details.
 
-    ``demonstration`` is the content of the task's demonstration.json. Raises ValueError when the task does not allow
-    the flaw. The result differs from ``turns`` and, but for :data:`CORRECTED_ERROR`, never solves the task.
+    ``demonstration`` is the content of the task's demonstration.json. Raises ValueError if the task does not allow the
+    flaw. The result differs from ``turns`` and never solves the task, except for :data:`CORRECTED_ERROR`.
     """
     possible = possible_flaws(demonstration)
     if flaw not in possible:
@@ -81,7 +81,7 @@ def flawed_turns(turns: Sequence[Turn], demonstration: Mapping[str, Any], rng: r
 
 
 def possible_flaws(demonstration: Mapping[str, Any]) -> list[str]:
-    """Return the flaws that the task's reference solution leaves room for; never empty."""
+    """Return the flaws that can be put into the task's reference solution; never empty."""
     roles = demonstration["roles"]
     slipping = {roles[slip["turn"]] for slip in demonstration["slips"]}
     possible = {
@@ -114,7 +114,7 @@ def _several_cells(turns: list[Turn], demonstration: Mapping[str, Any]) -> list[
 
 
 def _log_in_with_placeholder(turns: Sequence[Turn], demonstration: Mapping[str, Any]) -> int:
-    """Put the placeholder into the first log-in and return the index of its turn; the turn before looks it up."""
+    """Put the placeholder into the first log-in; return the log-in's turn. The turn before looks the password up."""
     first: int = demonstration["roles"].index("login")
     password = next(slip["value"] for slip in demonstration["slips"] if slip["turn"] == first)
     _replace(turns[first], password, PLACEHOLDER_PASSWORD)
@@ -122,7 +122,7 @@ def _log_in_with_placeholder(turns: Sequence[Turn], demonstration: Mapping[str, 
 
 
 def _looked_up_slips(demonstration: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the slips of values that a look-up gave for the deed or the answer."""
+    """Return the slips whose right value a look-up showed and whose turn acts or answers."""
     roles = demonstration["roles"]
     return [slip for slip in demonstration["slips"] if slip["found"] and roles[slip["turn"]] in ("act", "complete")]
 
@@ -149,7 +149,7 @@ def _guessed_interface(turns: list[Turn], roles: Sequence[str]) -> list[Turn]:
 
 
 def _corrected_error(turns: list[Turn], demonstration: Mapping[str, Any], rng: random.Random) -> list[Turn]:
-    """Make one of :data:`CORRECTABLE`; after its error the agent does not give up, but makes up the omitted turns."""
+    """Put one flaw of :data:`CORRECTABLE` in; after the error the agent does the omitted turns and does not give up."""
     roles = demonstration["roles"]
     flaw = rng.choice([flaw for flaw in possible_flaws(demonstration) if flaw in CORRECTABLE])
     flawed = flawed_turns(turns, demonstration, rng, flaw)
@@ -166,7 +166,7 @@ def _without(turns: Sequence[Turn], roles: Sequence[str], role: str) -> list[Tur
 def _replace(turn: Turn, value: Any, wrong: Any) -> None:
     """Put ``wrong`` in place of the literal ``value`` in the code, and in the thought.
 
-    Its digits within another number or a time of day stay.
+    In the thought, equal digits within another number or a time of day stay as they are.
     """
     code = turn["code"]
     starts = [0]

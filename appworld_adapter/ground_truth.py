@@ -31,7 +31,7 @@ class SolutionTurn:
 
     @property
     def action(self) -> str:
-        """The turn as an agent writes it."""
+        """The text of the turn as an agent writes it."""
         block = f"```python\n{self.code}\n```"
         return f"{self.thought}\n{block}" if self.thought else block
 
@@ -41,7 +41,7 @@ def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
 
     Raises:
         UnknownTask: the dataset has no solution of that task, as for all tasks of the test splits.
-        ValueError: the file holds no function ``solution``; names it.
+        ValueError: the file holds no function ``solution``; the message names the file.
     """
     file = Path(root) / "data" / "tasks" / task_id / "ground_truth" / "solution.py"
     if not file.is_file():
@@ -52,7 +52,7 @@ def load_solution(root: str | Path, task_id: str) -> list[SolutionTurn]:
 
 @dataclass(frozen=True)
 class ReferenceSolutions:
-    """The hidden information of AppWorld's tasks: the code of the reference solution, without its comments.
+    """Give the hidden information of AppWorld's tasks: the code of a task's reference solution, without comments.
 
     Args:
         root: folder that holds ``data/``.
@@ -64,13 +64,13 @@ class ReferenceSolutions:
         """Return the code of the task's solution.
 
         Raises:
-            UnknownTask, ValueError: as :func:`load_solution`.
+            UnknownTask, ValueError: as in :func:`load_solution`.
         """
         return "\n".join(turn.code for turn in load_solution(self.root, task_id))
 
 
 def solution_turns(source: str) -> list[SolutionTurn]:
-    """Return the turns of the function ``solution`` in a program; imports above it are turns before its own.
+    """Return the turns of the function ``solution`` in a program; imports above the function become the first turns.
 
     Raises:
         ValueError: the program has no such function.
@@ -94,7 +94,7 @@ def solution_turns(source: str) -> list[SolutionTurn]:
 
 
 def _comments(source: str) -> dict[int, tuple[int, str]]:
-    """Return by line (from 1) the column where its comment starts, and the text behind the #."""
+    """Return line number (from 1) -> the column where the line's comment starts, and the text behind the #."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {
         token.start[0]: (token.start[1], token.string.lstrip("#").strip())
@@ -104,7 +104,7 @@ def _comments(source: str) -> dict[int, tuple[int, str]]:
 
 
 def _lines_in_strings(source: str) -> tuple[set[int], set[int]]:
-    """Return the lines (from 1) that begin within a string, and those that end within one."""
+    """Return the numbers (from 1) of the lines that begin within a string, and of those that end within one."""
     begin: set[int] = set()
     end: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -117,7 +117,7 @@ def _lines_in_strings(source: str) -> tuple[set[int], set[int]]:
 def _code(
     lines: list[str], node: ast.stmt, comments: Mapping[int, tuple[int, str]], strings: tuple[set[int], set[int]]
 ) -> str:
-    """Return a statement's lines without comments and the indentation of the function; strings stay as they are."""
+    """Return a statement's lines without comments and without the function's indentation; strings stay as they are."""
     begin_in_string, end_in_string = strings
     code_lines = []
     for number, line in enumerate(lines, node.lineno):

@@ -24,7 +24,7 @@ def interpreter_command(python: str | Path) -> str:
 
 
 def dataset_commands(root: str | Path) -> str:
-    """Return the commands, in backticks with their effect, that write the synthetic and real datasets to ``root``."""
+    """Return the commands that write the synthetic and real datasets to ``root``, in backticks with their effect."""
     if _IN_CHECKOUT:
         return "`make world` writes the synthetic one, `make appworld-data` downloads the real one"
     python = ".venv-appworld/bin/python"

@@ -26,7 +26,7 @@ _FIELD = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True)
 class TaskCard:
-    """The facts of a task in the agent's prompt: its ``specs.json``."""
+    """The facts of a task that the agent's prompt states, from the task's ``specs.json``."""
 
     task_id: str
     instruction: str
@@ -84,7 +84,7 @@ class Prompt:
             self._messages.append((cast(Role, role), text.strip("\n")))
 
     def messages(self, card: TaskCard) -> list[Message]:
-        """Return the template rendered for the task's supervisor, then the task message."""
+        """Return the opening messages: the template rendered for the task's supervisor, then the task message."""
         rendered = [
             Message(role, _FIELD.sub(lambda field: str(getattr(card, field[1])), text)) for role, text in self._messages
         ]

@@ -17,7 +17,7 @@ _current: ContextVar[AgentTimeout | None] = ContextVar("agent_timeout", default=
 
 
 class AgentTimeout:
-    """The seconds that are left to an episode's agent."""
+    """Count down the seconds that are left to an episode's agent."""
 
     def __init__(self, seconds: float) -> None:
         self._left = seconds
@@ -27,10 +27,10 @@ class AgentTimeout:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the time within the block; blocks that overlap count once.
+        """Let the agent's time run within the block; overlapping blocks count once.
 
         Raises:
-            TimeoutError: the time is used up.
+            TimeoutError: the agent's time is used up.
         """
         token = _current.set(self)
         try:
@@ -47,7 +47,7 @@ class AgentTimeout:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the time within the block, for all blocks of :meth:`running`."""
+        """Stop the agent's time within the block, for all blocks of :meth:`running`."""
         self._pauses += 1
         self._update()
         try:
@@ -70,7 +70,7 @@ class AgentTimeout:
 
 @contextlib.contextmanager
 def paused_agent_timeout() -> Iterator[None]:
-    """Stop the agent timeout of the episode whose action runs here, if any: the block is the machine's part."""
+    """Stop the agent timeout, if any, of the episode whose action runs here: the machine causes the block's delay."""
     agent_timeout = _current.get()
     with contextlib.nullcontext() if agent_timeout is None else agent_timeout.paused():
         yield

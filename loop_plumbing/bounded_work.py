@@ -23,11 +23,11 @@ class _Late(BaseException):
 
 @contextlib.contextmanager
 def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
-    """Bound the work of this thread, one after the other.
+    """Bound the work in the block, in this thread; the blocks of several threads run one after the other.
 
     Args:
         cpu_s: processor time of the thread; an operation that Python cannot interrupt runs to its end.
-        memory_bytes: memory of the whole process, beyond what it has.
+        memory_bytes: memory of the whole process beyond its present memory.
 
     Raises:
         TooMuch: the work took more time or memory.
@@ -65,13 +65,13 @@ def bounded(cpu_s: float, memory_bytes: int) -> Iterator[None]:
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Have a thread raise this at its next step in Python, in place of one that is pending."""
+    """Make a thread raise ``kind`` at its next step in Python; replaces an exception that is pending there."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _take_back(thread: int) -> None:
-    """Leave no pending exception in this thread: raise and catch one more. After a None in its place, CPython 3.11
-    looks for it before every step of the process from then on, and a debugger's first step never ends."""
+    """Leave no pending exception in this thread, by raising and catching one more. Clearing it with None makes CPython
+    3.11 look for exceptions before every later step of the process, and a debugger's first step never ends."""
     with contextlib.suppress(_Late):
         _raise_in(thread, _Late)
         while True:

@@ -23,9 +23,9 @@ _NOT_THE_USERS = (
 
 
 class Raised(Exception):
-    """Somebody's function raised; the message is its error's, as the last line of a traceback has it.
+    """A user's function raised; the message is the last line of the error's traceback.
 
-    ``place`` is the user's own file and line, "" where there is none.
+    ``place`` is the file and line in the user's own code; "" if there is none.
     """
 
     def __init__(self, message: str, place: str = "") -> None:
@@ -34,7 +34,7 @@ class Raised(Exception):
 
     @classmethod
     def by(cls, error: BaseException) -> Raised:
-        """Return the exception for an error that was caught."""
+        """Build this exception from an error that was caught."""
         return cls(last_line(error), place_of(error))
 
 
@@ -43,7 +43,7 @@ def raised_as(kind: Callable[[str], Exception], before: str = "", *kinds: type[E
     """Raise an error of the block as another ``kind``, with the text ``before`` in front of its message.
 
     Args:
-        kinds: the exceptions that are raised anew; ValueError where none is named.
+        kinds: the exceptions that are raised as ``kind``; by default ValueError.
     """
     kinds = kinds or (ValueError,)
     try:
@@ -53,17 +53,17 @@ def raised_as(kind: Callable[[str], Exception], before: str = "", *kinds: type[E
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the error's message, or its class where the message is empty."""
+    """Return the first line of the error's message, or the error's class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of the error's traceback, whatever its own ``__str__`` does."""
+    """Return the last line of the error's traceback, even if the error's ``__str__`` fails."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 
 def place_of(error: BaseException) -> str:
-    """Return ``file:line`` of the last frame in a file of the user's own; "" where there is none."""
+    """Return ``file:line`` of the last frame in the user's own files; "" if there is no such frame."""
     place = ""
     for each in _chain(error):
         for frame, line in traceback.walk_tb(each.__traceback__):
@@ -86,7 +86,7 @@ def error_line(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then its cause or context, then that one's, and so on."""
+    """Yield the error, then its cause or context, then the cause or context of that error, and so on."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -25,7 +25,7 @@ class _Alarm(BaseException):
 
 
 class _State:
-    """The state of the call; one is made at a time."""
+    """The state of the current call; only one call is made at a time."""
 
     running = False
     late = False
@@ -36,7 +36,7 @@ class _State:
 
 
 def install() -> None:
-    """Have SIGALRM end the call that is being made, whoever sends it; without a call it does nothing."""
+    """Let SIGALRM, whoever sends the signal, end the current call; without a call the signal does nothing."""
     signal.signal(signal.SIGALRM, _raise)
 
 
@@ -46,13 +46,13 @@ def call(
     deadline_s: float,
     through: tuple[type[Exception], ...] = (),
 ) -> Any:
-    """Return ``function(**arguments)``, awaited if it is async; in the main thread, after :func:`install`.
+    """Return ``function(**arguments)``, awaited if async. Only in the main thread and after :func:`install`.
 
     Raises:
         through: exceptions of these types pass through as they are.
-        DeadlinePassed: the call took longer than ``deadline_s``, or was ended by SIGALRM before.
-        Raised: it raised anything else, ``SystemExit``, ``KeyboardInterrupt`` and the cancellation of a task of its own
-            included.
+        DeadlinePassed: the call took longer than ``deadline_s``, or SIGALRM ended it before.
+        Raised: the function raised anything else, including ``SystemExit``, ``KeyboardInterrupt`` and the cancellation
+            of its own task.
     """
     _State.late, _State.pauses = False, 0
     try:
@@ -77,7 +77,7 @@ def call(
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Stop the time of the call that is being made; blocks that overlap count once."""
+    """Stop the time of the current call within the block; overlapping blocks count once."""
     if not _State.pauses:
         signal.setitimer(signal.ITIMER_REAL, 0)
         _State.left = _State.end - now()

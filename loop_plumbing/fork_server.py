@@ -42,7 +42,7 @@ TOO_LONG_ANSWER = b'{"raised": "its result is too long"}\n'
 
 
 class DeadlinePassed(Exception):
-    """The call was not over in time."""
+    """The call did not end in time."""
 
 
 class WrongArguments(Exception):
@@ -61,7 +61,7 @@ class Prepared:
     Attributes:
         play: the work of a process, with the socket to its owner; the process ends when it returns.
         ready: JSON that the server sends to its owner.
-        needs: processes that the preparation started, and the name of each: when one ends, so does the server.
+        needs: process id -> name of the processes that the preparation started; if one of them ends, the server ends.
     """
 
     play: Callable[[socket.socket], None]
@@ -70,10 +70,10 @@ class Prepared:
 
 
 def answers(make: Callable[[], Answering]) -> Callable[[socket.socket], None]:
-    """Return a ``play`` that answers the owner's requests, lines of JSON, until it hangs up.
+    """Return a ``play`` that answers the owner's requests (lines of JSON) until the owner hangs up.
 
     Args:
-        make: makes, in the process, the function that answers them.
+        make: called in the process; returns the function that answers a request.
     """
 
     def play(connection: socket.socket) -> None:
@@ -90,7 +90,7 @@ def answers(make: Callable[[], Answering]) -> Callable[[socket.socket], None]:
 
 
 def serve(control: socket.socket, prepare: Callable[[], Prepared]) -> None:
-    """Prepare, and fork until the owner hangs up.
+    """Prepare, then fork processes on request until the owner hangs up.
 
     Args:
         prepare: called once; if it raises, the server sends the reason to its owner.
@@ -203,7 +203,7 @@ class _Server:
         return os.path.join(self._folders, str(pid))
 
     def _reap(self) -> None:
-        """Collect the processes that have ended, and end the ones that each has left behind."""
+        """Collect the processes that have ended, and end the processes that each has left behind."""
         for pid, status in process_guard.reap().items():
             if pid in self._prepared.needs:
                 raise SystemExit(f"{self._prepared.needs[pid]} has ended")
@@ -216,7 +216,7 @@ class _Server:
             _kill(pid)
 
     def _strays(self) -> list[int]:
-        """Return the processes that have come to the server as those that started them ended."""
+        """Return the processes that became the server's children when their parents ended."""
         return [
             pid
             for pid in process_guard.children(os.getpid())
@@ -224,7 +224,7 @@ class _Server:
         ]
 
     def _remove(self, folder: str) -> None:
-        """Remove an episode's folder, beside the server where there is something in it."""
+        """Remove an episode's folder; if the folder is not empty, do so in another process."""
         try:
             os.rmdir(folder)
         except FileNotFoundError:
@@ -240,7 +240,7 @@ class _Server:
 
 
 def _kill(pid: int, group_only: bool = False) -> None:
-    """Kill the process group that a process leads, and itself, which may have left it."""
+    """Kill the process group that a process leads, and the process itself, which may have left the group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     if not group_only:
@@ -256,15 +256,15 @@ def _group(pid: int) -> int | None:
 
 
 def _have_own_folder(folder: str) -> None:
-    """Begin in an empty folder, which is that of temporary files too."""
+    """Make an empty folder, change into it, and use it for temporary files too."""
     os.mkdir(folder)
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def _generators() -> list[Any]:
-    """Return every generator of random numbers that the preparation has made, wherever a module or a library keeps it:
-    Python's, numpy's and torch's, their own among them.
+    """Return all random number generators of Python, numpy and torch that the preparation has made, wherever a module
+    keeps them, and the libraries' default generators.
     """
     names = {"random": ["Random"], "numpy.random": ["BitGenerator", "RandomState"], "torch": ["Generator"]}
     imported = names.keys() & sys.modules.keys()
@@ -274,7 +274,7 @@ def _generators() -> list[Any]:
 
 
 def _draw_afresh(generator: Any) -> None:
-    """Seed a generator anew: else every episode would draw the same."""
+    """Seed a generator anew, so that not every episode draws the same numbers."""
     with contextlib.suppress(Exception):
         if hasattr(generator, "random_raw"):  # numpy's, of which each kind is seeded when it is made
             generator.state = type(generator)().state

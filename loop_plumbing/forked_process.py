@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def scrubbed_environment(**variables: str) -> dict[str, str]:
-    """Return the whole environment of a server, with ``variables``, without the owner's, which may hold tokens."""
+    """Return all environment variables of a server: ``variables`` and fixed ones; the owner's may hold tokens."""
     return {
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",  # sets iterate in the same order in every process, and in one that takes its place
@@ -55,9 +55,9 @@ def scrubbed_environment(**variables: str) -> dict[str, str]:
 
 
 class ProcessEnded(Exception):
-    """The process ended in the middle of a call, and the server lives: the call was the cause.
+    """The process ended in the middle of a call while its server lives, so the call was the cause.
 
-    ``killed`` says that it got a SIGKILL, which we did not send.
+    ``killed`` says that the process got a SIGKILL that we did not send.
     """
 
     def __init__(self, how: str, killed: bool = False) -> None:
@@ -66,26 +66,26 @@ class ProcessEnded(Exception):
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work`` to its end, also when the caller is cancelled: a cut-off question would leave its answer to the
-    next one."""
+    """Run ``work`` to its end even if the caller is cancelled; else the answer to a cut-off question would be read as
+    the next answer."""
     return await asyncio.shield(asyncio.ensure_future(work))
 
 
 class ForkServer:
-    """Starts with the first :meth:`fork`, and again with the next one where it has died.
+    """A server that forks processes. It starts with the first :meth:`fork`; if it died, the next fork starts it again.
 
     Args:
         name: the server's name in messages.
-        command: starts it; the number of its socket comes last.
-        config: the first line of its standard input, as JSON.
-        away: makes an exception from a message: the server does not start or has ended, or a process reports that
-            something it needs has.
-        environment: its variables; None: the owner's.
-        longest_answer: most bytes of an answer; a process that sends more is ended. Where code of an agent runs there,
-            near the part of an answer that we show: a long line holds up the owner while it is read.
+        command: the command that starts the server; the number of the server's socket is added at the end.
+        config: sent as JSON in the first line of the server's standard input.
+        away: makes an exception from a message; raised if the server does not start or has ended, or if a process
+            reports that something it needs has ended.
+        environment: the server's environment variables; None: the owner's.
+        longest_answer: most bytes of an answer; a process that sends more is ended. If agents' code runs there, choose
+            little more than the part that we show, because the owner stands still while it reads a long line.
         log: the file to which the output of the server and its processes is appended; None: the owner's standard error.
 
-    ``restarts`` counts how often another one took the place of one that had died.
+    ``restarts`` counts how often a new server replaced one that had died.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The guard's process id, above the server and all that it forks; 0 where there is none."""
+        """The process id of the guard, the parent of the server and all its processes; 0 if there is no guard."""
         return 0 if self._guard is None else self._guard.pid
 
     async def start(self) -> Mapping[str, Any]:
-        """Start it unless it runs; returns its ``ready`` message.
+        """Start the server unless it runs; return the server's ``ready`` message.
 
         Raises:
-            away: it does not start.
+            away: the server does not start.
         """
         return await _to_its_end(self._ensure_running())
 
@@ -180,12 +180,12 @@ class ForkServer:
             await self._stop()
 
     async def ask(self, message: Mapping[str, Any], *descriptors: int) -> dict[str, Any]:
-        """Send a message that the server answers, such as a request for a process, with its socket.
+        """Send the server a message, such as a request for a process with a socket for it, and return the answer.
 
         Returns:
-            The answer, ``error`` where there is none; with a ``pid`` also ``ready``, the server's message when it was
-            ready, ``start``, the number of the server's start, and ``ended``, a future of the process's wait status,
-            None where its server ends before.
+            The answer; holds ``error`` if the server gave none. An answer with a ``pid`` also holds ``ready`` (the
+            server's ready message), ``start`` (the number of the server's start) and ``ended`` (a future of the
+            process's wait status, None if its server ends before).
         """
         if not self.alive:
             return SERVER_ENDED
@@ -199,7 +199,7 @@ class ForkServer:
             return {"error": f"its server {error}, and is ended"}
 
     def send(self, message: Mapping[str, Any], *descriptors: int) -> None:
-        """Send a message as soon as it has room; the descriptors stay open until it is answered."""
+        """Send a message as soon as the socket has room; the caller must keep ``descriptors`` open until the answer."""
         if self.alive:
             self._unsent.append((json.dumps(message).encode(), list(descriptors)))
             self._flush()
@@ -238,7 +238,7 @@ class ForkServer:
             return self._ready
 
     async def _start_once(self) -> dict[str, Any]:
-        """Start it; returns its ``ready`` message, or, once nothing of it is left, why it ``failed``."""
+        """Start the server once. Return its ``ready`` message or, when nothing of it is left, why it ``failed``."""
         self._guard = await self._launch()
         try:
             message = await self._prepare(self._guard)
@@ -251,7 +251,7 @@ class ForkServer:
         return message or {"failed": self._last_words()}
 
     async def _launch(self) -> asyncio.subprocess.Process:
-        """Start its guard, and the server below it."""
+        """Start the guard, and the server below the guard."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -277,7 +277,7 @@ class ForkServer:
         return guard
 
     async def _prepare(self, guard: asyncio.subprocess.Process) -> dict[str, Any]:
-        """Send its config line, and return its first message; raises OSError or Stalled where none comes."""
+        """Send the server its config line, and return its first message; raises OSError or Stalled if none comes."""
         assert guard.stdin is not None, "it was asked for"
         guard.stdin.write(self._config_line)
         await guard.stdin.drain()
@@ -302,7 +302,7 @@ class ForkServer:
             self._end()
 
     async def _receive(self) -> dict[str, Any]:
-        """Return the server's next message; raises OSError where it has ended."""
+        """Return the server's next message; raises OSError if the server has ended."""
         message = await asyncio.get_running_loop().sock_recv(self._control, MAX_MESSAGE)
         if not message:
             raise ConnectionError("it has ended")
@@ -310,7 +310,7 @@ class ForkServer:
         return answer
 
     def _end(self) -> None:
-        """Note the server's end, and give it to all callers that wait."""
+        """Note the server's end, and tell all callers that wait."""
         self.alive = False
         asyncio.get_running_loop().remove_writer(self._control)
         self._unsent.clear()
@@ -323,7 +323,7 @@ class ForkServer:
         self._answers.clear()
 
     async def _stop(self) -> None:
-        """End it, and return when nothing of it is left."""
+        """End the server, and return when none of its processes is left."""
         if self._guard is None:
             return
         self.kill()
@@ -351,7 +351,7 @@ class ForkServer:
                 await asyncio.to_thread(_append, self._log, chunk)
 
     def _last_words(self) -> str:
-        """Return the last line that it printed."""
+        """Return the last line that the server printed."""
         lines = self._tail.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else SAID_NOTHING
 
@@ -390,13 +390,13 @@ class ForkedProcess:
 
     @property
     def alive(self) -> bool:
-        """True until it ends or is ended."""
+        """True until the process ends or is ended."""
         return not self.killed and not self.ended.done()
 
     async def ask(self, op: str, deadline_s: float, **arguments: Any) -> Any:
         """Return the result of the operation ``op``, which must be over within ``deadline_s``.
 
-        A call that is cancelled is interrupted; the next one waits until it is over.
+        If a call is cancelled, it is interrupted, and the next call waits until it is over.
 
         Raises:
             DeadlinePassed, Raised, WrongArguments: the call did. A call that could not be interrupted has ended with
@@ -416,7 +416,7 @@ class ForkedProcess:
         return answer["result"]
 
     async def answer_within(self, request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Send a request and return its answer, unread. A call that is cancelled is interrupted.
+        """Send a request and return the raw answer. If the caller is cancelled, the call is interrupted.
 
         Raises:
             DeadlinePassed: the call took longer and could not be interrupted; the process was ended.
@@ -442,10 +442,10 @@ class ForkedProcess:
         return await self.answer()
 
     async def exchange_while_it_moves(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Exchange as :meth:`exchange` does; the server and its processes are ended where they stand still.
+        """Exchange as :meth:`exchange` does, but end the server and its processes if they stand still.
 
         Raises:
-            ProcessEnded, away: as there; away also where they stood still.
+            ProcessEnded, away: as in :meth:`exchange`; away also if the processes stood still.
         """
         try:
             return await while_moving(self.exchange(request), self._server.pid)
@@ -455,7 +455,7 @@ class ForkedProcess:
             raise self._server.away(f"the {self._server.name} server {error}, and is ended") from error
 
     async def answer(self) -> dict[str, Any]:
-        """Return the next answer, of a request that nobody waits for any more; raises as :meth:`exchange`."""
+        """Return the next answer, to a request whose caller no longer waits; raises as :meth:`exchange` does."""
         try:
             line = await self._reader.readline()
         except OSError:
@@ -475,17 +475,17 @@ class ForkedProcess:
         raise ProcessEnded(f"its process ended with {how}", killed=by_itself and how == KILLED)
 
     async def has_server(self) -> bool:
-        """Return whether its server lives, and all that the server needs; the server checks before it answers."""
+        """Ask whether the process's server lives, and all processes that the server needs; the server checks them."""
         return self._server_runs and "error" not in await self._server.ask({"here": True})
 
     @property
     def _server_runs(self) -> bool:
-        """False once its server is known to have ended; another one may have taken its place."""
+        """False once the process's server is known to have ended; a new server may have taken its place."""
         return self._server.alive and self._server.starts == self._start
 
     @property
     def busy(self) -> bool:
-        """True while a call is being made, also one that nobody waits for any more."""
+        """True while a call is being made, even if its caller no longer waits."""
         return self._lock.locked()
 
     async def idle(self) -> None:
@@ -501,14 +501,14 @@ class ForkedProcess:
             self._server.send({"interrupt": self.pid})
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """End the process and all that it started."""
         self.killed = True
         self._writer.close()
         if self._server_runs:
             self._server.send({"kill": self.pid})
 
     async def end(self) -> str:
-        """End it and all that it started; returns how it ended, which may have been before.
+        """End the process and all that it started; return how it ended, even if it had ended before.
 
         Raises:
             away: the server has ended, and all its processes with it.

@@ -36,11 +36,11 @@ FEWEST_FILES = 256
 
 
 class BadBody(ValueError):
-    """A request's body that cannot be read; one line."""
+    """A request's body cannot be read; the message is one line."""
 
 
 def refusal(status: int, error: object, **more: Any) -> web.Response:
-    """Return ``{"error": "one line"}``, with the keys of ``more`` beside it."""
+    """Build the response ``{"error": "one line"}`` with this status; the keys of ``more`` are added."""
     return web.json_response({"error": one_line(error), **more}, status=status)
 
 
@@ -52,8 +52,8 @@ def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON document from outside.
 
     Raises:
-        BadBody: it is not JSON; or it is nested too deeply, has half a surrogate pair, NaN, or a number of thousands
-            of digits: such values would break code far behind this.
+        BadBody: the text is not JSON, is nested too deeply, or holds half a surrogate pair, NaN or a number of
+            thousands of digits: such values would break code far from here.
     """
     try:
         return from_json(text, allow_inf_nan=False)
@@ -62,8 +62,8 @@ def read_json(text: str | bytes) -> Any:
 
 
 def read_agents_json(text: str | bytes) -> Any:
-    """Return the value of an agent's JSON. It takes all that :mod:`json` takes: a text that was cut within a surrogate
-    pair must not be the end of the agent's episode. Raises BadBody."""
+    """Return the value of an agent's JSON. Accepts all that :mod:`json` accepts, because a text that was cut within a
+    surrogate pair must not end the agent's episode. Raises BadBody."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -71,12 +71,12 @@ def read_agents_json(text: str | bytes) -> Any:
 
 
 async def read_body(request: web.Request, arrived: Callable[[int], None] = lambda size: None) -> bytes:
-    """Return the body of a request; ``arrived`` gets the number of bytes of each chunk, and may raise.
+    """Return the body of a request; ``arrived`` is called with each chunk's number of bytes, and may raise.
 
     Raises:
         TimeoutError: the body does not arrive in time.
         BadBody: the body is not encoded as its header says.
-        web.HTTPRequestEntityTooLarge: it is larger than the application takes.
+        web.HTTPRequestEntityTooLarge: the body is larger than the application allows.
     """
     body, most = bytearray(), request.client_max_size
     try:
@@ -92,16 +92,16 @@ async def read_body(request: web.Request, arrived: Callable[[int], None] = lambd
 
 
 def route_of(request: web.BaseRequest) -> str:
-    """Return the method and the route of a request, for logs: its path may hold a key."""
+    """Return a request's method and route for logs, which must not show the path: the path may hold a key."""
     resource = request.match_info.route.resource if isinstance(request, web.Request) else None
     return f"{request.method} {resource.canonical if resource is not None else '(no route)'}"
 
 
 def trust_client(request: web.Request, key: str | None = None) -> None:
-    """Mark the connection of this request as trusted: it has shown a token.
+    """Mark the connection of this request as trusted, because the request has shown a token.
 
     Args:
-        key: the token, where it is an agent's: it has :data:`MAX_CONNECTIONS_OF_KEY` connections at most.
+        key: the token, if it is an agent's; such a key has at most :data:`MAX_CONNECTIONS_OF_KEY` connections.
     """
     own = request.protocol
     if not isinstance(own, _ServedConnection):
@@ -121,12 +121,12 @@ def _connections(server: web.Server) -> list[_ServedConnection]:
 
 
 def _files_for(share: int) -> int:
-    """Return a ``share``-th of the files that may be open, but at least :data:`LEAST_STRANGERS`."""
+    """Return the number of open files allowed divided by ``share``, but at least :data:`LEAST_STRANGERS`."""
     return max(LEAST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // share)
 
 
 class Site(web.BaseSite):
-    """Listens at ``host`` and ``port`` (0: any that is free) for an application, as this module's head says.
+    """Serve an application at ``host`` and ``port`` (0: any free port), under the rules in this module's docstring.
 
     Raises (when started):
         OSError: the address is taken or not this machine's.
@@ -187,7 +187,7 @@ class _ServedConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to what is not HTTP, or to a request that met a defect of ours."""
+        """Return the response to data that is not HTTP, or to a request that met an error in our code."""
         if isinstance(exc, ContentEncodingError):  # it needs a library that is not here, such as zstd
             answer = refusal(415, "the Content-Encoding of the body is not read here: send it plain, or gzipped")
         elif status < 500:

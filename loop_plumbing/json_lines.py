@@ -18,16 +18,16 @@ _PACKED = {
 
 
 def most_unpacked(file: Path) -> int:
-    """Return how many bytes a packed file of others may unpack to: a bound far above any text that people wrote."""
+    """Return the number of bytes to which a foreign packed file may unpack, far more than for any text by people."""
     return (1 << 30) + 32 * file.stat().st_size
 
 
 def open_text(file: Path) -> IO[str]:
-    """Open a text of others to read: in UTF-8, or in UTF-16 with its mark, gzipped or not.
+    """Open a foreign text file for reading: UTF-8, or UTF-16 with a byte order mark, gzipped or not.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the text is in another encoding, or unpacks to more than :func:`most_unpacked`; names the file.
+        ValueError: the encoding is another, or the text unpacks to more than :func:`most_unpacked`; names the file.
     """
     content = file.read_bytes()
     try:

@@ -40,7 +40,7 @@ def give_sign() -> None:
 
 
 class Stalled(TimeoutError):
-    """The error of a wait that ended in vain: its processes hung or, if it ``moves``, only took too long; the message
+    """A wait was given up: the processes hung or, if ``moves`` is true, were still at work after the limit. The message
     says which."""
 
     def __init__(self, how: str, moves: bool) -> None:
@@ -49,11 +49,11 @@ class Stalled(TimeoutError):
 
 
 class Movement:
-    """The activity of a process, of all below it, and of their log, since this was made.
+    """Watch the activity of a process, of all processes below it, and of their log, from now on.
 
     Args:
-        pid: its id; None where the process is on another machine, which shows no activity here.
-        log: the file that it writes to; None for none.
+        pid: the process's id; None if the process is on another machine, whose activity we cannot see.
+        log: the file to which the processes write; None if there is none.
         least_s: processor time that counts as a move.
     """
 
@@ -69,7 +69,7 @@ class Movement:
         """Processor time that they used, all together."""
 
     async def look(self) -> bool:
-        """Look now; returns whether they have moved since the last move."""
+        """Look now; return whether the processes have moved since their last move."""
         if (pid := self._pid) is None:
             return False
         # The log's size in the thread too: its disk may have stalled.
@@ -99,11 +99,11 @@ class Movement:
 async def while_moving(
     work: Awaitable[T], process: int | Movement, stall_s: float | None = None, limit_s: float | None = None
 ) -> T:
-    """Return the outcome of ``work``, done by a process (its id, or its movement from now on) and those below it.
+    """Return the outcome of ``work``, which ``process`` (an id or a Movement) and the processes below it do.
 
     Raises:
-        Stalled: they have not moved for ``stall_s`` (:data:`STALL_S`), or it took ``limit_s`` (:data:`LIMIT_S`);
-            ``work`` is cancelled.
+        Stalled: the processes did not move for ``stall_s`` (:data:`STALL_S`), or the work took longer than ``limit_s``
+            (:data:`LIMIT_S`); ``work`` is cancelled.
     """
     longest = STALL_S if stall_s is None else stall_s
     limit = LIMIT_S if limit_s is None else limit_s
@@ -125,8 +125,8 @@ async def while_moving(
 
 
 def processor_use(root: int) -> tuple[int, bool]:
-    """Return the clock ticks that a process and those below it have used, children that they waited for included; and
-    whether one of them runs, waits for a processor, or waits for a disk at this moment.
+    """Return the clock ticks that a process and all processes below it have used (with children that they waited for),
+    and whether one of these processes now runs, waits for a processor or waits for a disk.
     """
     ticks, busy = 0, False
     for pid in (root, *process_guard.descendants(root)):

@@ -19,10 +19,10 @@ Decorator = TypeVar("Decorator", bound=Callable[..., Any])
 
 
 def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str:
-    """Return the cure for a name that is not among ``known``.
+    """Return the hint for a user whose name is not among ``known``.
 
     Args:
-        else_say: the cure where nothing known is like it; None names all known keys.
+        else_say: the hint if no known name is similar; None lists all known keys.
     """
     if near := similar_names(name, known):
         return did_you_mean(near)
@@ -30,10 +30,10 @@ def nearest(name: str, known: Sequence[str], else_say: str | None = None) -> str
 
 
 def explain_type_error(error: TypeError, call: Callable[..., Any], first: str, given: Collection[str]) -> str:
-    """Return what is wrong with the options that a config has ``given`` to ``call``, in words that follow its name.
+    """Explain what is wrong with the options that a config has ``given`` to ``call``, in words that follow its name.
 
     Args:
-        error: the call's error, which is quoted where the options fit the signature.
+        error: the call's error, which is quoted if the options fit the signature.
         first: the parameter of ``call`` that is not an option.
     """
     options, takes_any = _options(call, first)
@@ -50,7 +50,7 @@ def explain_type_error(error: TypeError, call: Callable[..., Any], first: str, g
 
 
 def _options(call: Callable[..., Any], first: str) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the options of ``call`` and whether it takes any others; a class passes its ``**options`` to its base."""
+    """Return the options of ``call``, and whether it takes others. A class passes ``**options`` to its base."""
     classes = [each for each in getattr(call, "__mro__", ())[:-1] if "__init__" in vars(each)]
     options: dict[str, inspect.Parameter] = {}
     for each in classes or [call]:
@@ -63,7 +63,7 @@ def _options(call: Callable[..., Any], first: str) -> tuple[dict[str, inspect.Pa
 
 
 def explained(decorator: Decorator) -> Decorator:
-    """Have a decorator that users write name the option that it does not take, and the one that was meant."""
+    """Make a decorator for users name, in its error, the unknown option and the option that was probably meant."""
     signature = inspect.signature(decorator)
     takes = [each.name for each in signature.parameters.values() if each.kind is each.KEYWORD_ONLY]
 
@@ -82,7 +82,7 @@ def explained(decorator: Decorator) -> Decorator:
 
 
 def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str | None:
-    """Return an option that is not the number, text or truth value that ``call`` annotates; None where all are."""
+    """Return the error for an option that is not the number, text or truth value that ``call`` annotates, or None."""
     for name, parameter in _options(call, "")[0].items():
         says = getattr(parameter.annotation, "__name__", str(parameter.annotation)).split(" | ")
         if name not in given or not _PLAIN.keys() >= {*says}:
@@ -96,7 +96,7 @@ def mistyped_option(call: Callable[..., Any], given: Mapping[str, Any]) -> str |
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """Return the question that offers one of ``names``."""
+    """Return the question "did you mean ...?" for ``names``."""
     return f"did you mean {_listed(names, 'or')}?"
 
 
@@ -106,8 +106,8 @@ def _listed(names: Sequence[str], word: str) -> str:
 
 
 def similar_names(name: str, known: Sequence[str], cutoff: float = 0.6) -> list[str]:
-    """Return at most three of ``known`` that ``name`` may stand for: the same but for capitals, dashes and dots, else
-    those that begin with it or have all of its words, else the one whose spelling is nearest.
+    """Return at most three of ``known`` that ``name`` may mean: names that differ only in capitals, dashes and dots,
+    else names that begin with ``name`` or have all its words, else the name with the nearest spelling.
 
     Args:
         cutoff: the least likeness, as difflib's ``ratio`` measures it.

@@ -25,7 +25,7 @@ GROUPS = ("agents", "behavior", "configs", "demonstrators", "dialects", "environ
 
 @cache
 def plug_ins(group: str) -> Mapping[str, str]:
-    """Return name -> ``module:attribute``, or a module, of all plug-ins of a group; nothing is imported.
+    """Return name -> ``module:attribute`` (or a module) for all plug-ins of a group, without importing them.
 
     Args:
         group: one of :data:`GROUPS`.
@@ -43,10 +43,10 @@ def load(target: str) -> Any:
 
 
 def load_part(name: str) -> Any:
-    """Import a part that a key of a config, or an option, asks for and the core does not hold, such as a judge.
+    """Import an optional part, such as a judge, that a config key or an option asks for and that is not in the core.
 
     Raises:
-        ValueError: no installed package has it, or it cannot be imported; says which.
+        ValueError: no installed package has the part, or its import fails; the message says which.
     """
     target = plug_ins("parts").get(name)
     if target is None:
@@ -59,12 +59,12 @@ def load_part(name: str) -> Any:
 
 @cache
 def packages() -> frozenset[str]:
-    """Return the top packages that have plug-ins: the user who installed them chose to have their code run."""
+    """Return the top packages that have plug-ins; by installing them the user agreed to run their code."""
     targets = (target for group in GROUPS for target in plug_ins(group).values())
     return frozenset(target.partition(":")[0].partition(".")[0] for target in targets)
 
 
 def folders(group: str) -> list[Path]:
-    """Return the folders of the packages that a group names, in the order of their names, without missing ones."""
+    """Return the existing folders of the packages that a group names, in the order of the packages' names."""
     specs = (importlib.util.find_spec(package) for _, package in sorted(plug_ins(group).items()))
     return [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]

@@ -44,7 +44,7 @@ def set_process_control(option: int, value: int) -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Return the process ids of the children of ``parent``, zombies among them; [] where it has ended."""
+    """Return the process ids of the children of ``parent``, zombies included; [] if ``parent`` has ended."""
     pids: list[int] = []
     try:
         for task in os.listdir(f"/proc/{parent}/task"):
@@ -96,7 +96,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_all_below() -> None:
-    """SIGKILL every descendant, again until none is left: one may start another while we look."""
+    """Kill all descendants, repeatedly until none is left, because a process may start another while we look."""
     give_up = time.monotonic() + KILL_DEADLINE_S
     while (left := descendants(os.getpid())) and time.monotonic() < give_up:
         for pid in left:
@@ -110,7 +110,7 @@ def kill_all_below() -> None:
 
 
 def start(command: list[str]) -> int:
-    """Fork and exec; the child dies with the guard and has default signal handling."""
+    """Fork and exec the command; the child dies with the guard and has default signal handling."""
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -126,8 +126,8 @@ def start(command: list[str]) -> int:
 
 
 def _short_folder() -> str:
-    """Return the folder of temporary files, or /tmp where its path is so long that a Unix socket's in it might not
-    fit."""
+    """Return the folder of temporary files; /tmp if its path is too long for the path of a Unix socket in the
+    folder."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= LONGEST_TMPDIR else "/tmp"
 
@@ -146,7 +146,7 @@ def main() -> int:
 
 
 def run(owner: int, grace: float, command: list[str]) -> int:
-    """Run the command until no process of it is left; returns the status to end with."""
+    """Run the command until none of its processes is left; return the exit status for this process."""
     set_process_control(PR_SET_CHILD_SUBREAPER, 1)
     set_process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != owner:  # it died before the line above

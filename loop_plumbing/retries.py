@@ -30,7 +30,7 @@ def pauses(first_s: float) -> Iterator[float]:
 
 def asked_to_wait(retry_after: str | None, otherwise_s: float) -> float:
     """Return the seconds that a ``Retry-After`` header asks for, at most :data:`LONGEST_PAUSE_S`; ``otherwise_s`` for a
-    date, and for 0, with which a client would ask a busy service without a pause."""
+    date, and for 0, because a client must not ask a busy service without a pause."""
     try:
         wanted_s = float(retry_after or otherwise_s)
     except ValueError:

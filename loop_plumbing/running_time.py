@@ -31,7 +31,7 @@ class _Clock:
 
 
 def now() -> float:
-    """Return the seconds of a clock that stands while nothing runs; ``time.monotonic()`` where no process ticks."""
+    """Return the seconds of a clock that stops while nothing runs; ``time.monotonic()`` if no process ticks."""
     clock = time.monotonic()
     if _Clock.page is None:
         return clock
@@ -41,7 +41,7 @@ def now() -> float:
 
 @functools.cache
 def tick() -> int:
-    """Have this process tick from now on; returns the file descriptor that :func:`follow` takes."""
+    """Let this process drive the clock from now on; return the file descriptor that :func:`follow` takes."""
     written = os.memfd_create("running time")
     os.ftruncate(written, _COUNTED.size)
     page = mmap.mmap(written, _COUNTED.size)
@@ -61,13 +61,13 @@ def _tick(page: mmap.mmap) -> None:
 
 
 def follow(descriptor: int) -> None:
-    """Use the clock of the process that gave this file descriptor, which is closed."""
+    """Use the clock of the process whose :func:`tick` returned this file descriptor; closes the descriptor."""
     _Clock.page = mmap.mmap(descriptor, _COUNTED.size, prot=mmap.PROT_READ)
     os.close(descriptor)
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop whose timeouts count this time."""
+    """Return a new event loop whose timeouts use :func:`now`."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -76,7 +76,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``, as ``asyncio.run`` does, in a process that ticks."""
+    """Run ``work`` as ``asyncio.run`` does, with timeouts that use :func:`now`; this process drives the clock."""
     import asyncio
 
     tick()

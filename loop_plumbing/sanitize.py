@@ -12,24 +12,24 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 
 def sanitize(text: str, most: int | None = None) -> str:
-    """Return ``text`` with each character that steers a terminal as its escape, cut to ``most`` characters."""
+    """Return ``text`` cut to ``most`` characters, with an escape for each character that controls a terminal."""
     return _STEERS.sub(lambda match: ascii(match[0])[1:-1], text[:most])[:most]
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with question marks for lone surrogates, which no encoder and no tokenizer takes."""
+    """Return ``text`` with question marks in place of lone surrogates, which no encoder and no tokenizer accepts."""
     return text.encode("utf-8", "replace").decode()
 
 
 def show_all_text() -> None:
-    """Have standard output and error show characters that their encoding lacks as ``?``; else they end the program."""
+    """Make standard output and error show ``?`` for characters that their encoding lacks, which else raise an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 class SanitizingFormatter(logging.Formatter):
-    """Formats log records so that nothing in them, tracebacks included, steers a terminal."""
+    """Format log records so that nothing in them, tracebacks included, controls a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return sanitize(super().format(record))

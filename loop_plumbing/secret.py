@@ -6,11 +6,11 @@ import os
 
 
 def read_secret(variable: str) -> str:
-    """Return the value of ``variable``, without the blanks and line ends around it, which files leave; "" if it is
-    empty or not set.
+    """Return the value of ``variable``, without blanks and line ends around it (files often add them); "" if the
+    variable is empty or not set.
 
     Raises:
-        ValueError: no HTTP header can carry it. The message does not hold it.
+        ValueError: no HTTP header can carry the secret. The message does not show the secret.
     """
     secret = os.environ.get(variable, "").strip()
     if not all("!" <= letter <= "~" for letter in secret):
@@ -21,7 +21,7 @@ def read_secret(variable: str) -> str:
 
 
 def required_secret(variable: str, which: str) -> str:
-    """Return :func:`read_secret`; raises ValueError, which asks for ``which`` secret, where there is none."""
+    """Return the secret of :func:`read_secret`; without one, raise a ValueError that asks for ``which`` secret."""
     if secret := read_secret(variable):
         return secret
     raise ValueError(f"no bearer token: set the environment variable {variable} to {which}")

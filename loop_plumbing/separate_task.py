@@ -38,8 +38,8 @@ async def in_separate_task(work: Callable[[], Awaitable[T]]) -> T:
     """Return the result of ``await work()``.
 
     Raises:
-        RaisedThere: the work raised anything at all, the cancellation of its task included.
-        CancelledError: the caller was cancelled; so was the work, and it has ended, or had :data:`LEAVE_S` to.
+        RaisedThere: the work raised any exception, or its task was cancelled.
+        CancelledError: the caller was cancelled. The work was cancelled too, and given :data:`LEAVE_S` to end.
     """
     task = asyncio.create_task(_caught(work))
     try:
@@ -58,7 +58,7 @@ async def in_separate_task(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _caught(work: Callable[[], Awaitable[T]]) -> tuple[list[T], BaseException | None]:
-    """Return the result, or the exception: a task that ends in SystemExit ends its event loop."""
+    """Return the result or the exception; the task must not raise, because SystemExit would end its event loop."""
     try:
         return [await work()], None
     except BaseException as error:
@@ -66,8 +66,8 @@ async def _caught(work: Callable[[], Awaitable[T]]) -> tuple[list[T], BaseExcept
 
 
 def result_of(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``, as ``asyncio.run`` does; also where this thread runs an event loop already, which
-    stands still until then: the work has a loop in a thread of its own.
+    """Return the result of ``work``, as ``asyncio.run`` does. If this thread already runs an event loop, this loop
+    stands still, and the work runs in another loop in a thread of its own.
 
     Raises:
         KeyboardInterrupt: this process was interrupted; the work was cancelled, and has ended.

@@ -10,14 +10,14 @@ RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def launched(name: str, alone: int) -> int:
-    """Return one of :data:`RANKS`, or ``alone`` where torchrun has not started this process: an earlier job or another
-    launcher may have left such variables."""
+    """Return the value of one of :data:`RANKS`; ``alone`` if torchrun has not started this process (an earlier job or
+    another launcher may have left such variables)."""
     return int(os.environ[name]) if "TORCHELASTIC_RUN_ID" in os.environ else alone
 
 
 def prepare_process() -> None:
-    """Set the variables that libraries read when they are imported, for this process and all below it, and quiet
-    torchao's warning."""
+    """Set the variables that libraries read at import, for this process and all below it, and silence torchao's
+    warning."""
     # Threads of OpenMP that spin while they wait for each other take processors from the threads they wait for: beside
     # other work, all takes ten times as long. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -37,6 +37,6 @@ def prepare_process() -> None:
 def is_worth_reading(record: logging.LogRecord) -> bool:
     """Return False for torchao's warning that its C++ extensions do not fit this torch.
 
-    It would come with every import of torchtune, before any code of ours; nothing here uses those extensions.
+    The warning would come with every import of torchtune, before our code runs; we do not use those extensions.
     """
     return not record.getMessage().startswith("Skipping import of cpp extensions due to incompatible torch version")

@@ -14,7 +14,7 @@ _named: set[str] = set()
 
 
 def trust_module(name: str) -> None:
-    """Trust the package of a module, or of something in one, that this process's own config names."""
+    """Trust the package of a module, or of a part of a module, that this process's own config names."""
     _named.add(_package(name))
 
 

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 
 def url_problem(url: str) -> str | None:
-    """Return why no endpoint can have this URL, in words that follow "url"; None if one may. A URL is shown and
-    recorded, so it must not hold a password."""
+    """Return why an endpoint cannot have this URL, in words that follow "url"; None if the URL is good. URLs are shown
+    and recorded, so they must not hold a password."""
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a box has no time for it
 
 
 class _Outer(NamedTuple):
-    """A folder while the walk is in one of its subfolders: its names that are left, and facts about that subfolder."""
+    """A folder whose subfolder the walk is in: the names left to visit in the folder, and facts about the subfolder."""
 
     names: Iterator[str]
     mode: int | None
@@ -30,7 +30,7 @@ class _Outer(NamedTuple):
 class Written(NamedTuple):
     """An entry below a folder: its ``name`` in the open ``folder`` that it lies in, and ``about`` from lstat.
 
-    It is valid until the next one is asked for.
+    An entry is valid until the next entry is asked for.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Written(NamedTuple):
 
 
 def walk(root: str | Path) -> Iterator[Written]:
-    """Yield all entries below ``root``, a folder after its content, without those gone meanwhile or another user's.
+    """Yield all entries below ``root``, each folder after its content; skip entries that are gone or another user's.
 
-    A folder without rights has them while the walk is in it.
+    A folder without access rights gets them while the walk is in it.
     """
     try:
         folder, mode = _opened(os.fspath(root))
@@ -85,7 +85,7 @@ def walk(root: str | Path) -> Iterator[Written]:
 
 
 def open_folder(path: str | Path) -> bool:
-    """Let us enter and read a folder; returns whether ``path`` is a folder, and not a link to one."""
+    """Give us the rights to enter and read a folder; return whether ``path`` is a folder and not a link to a folder."""
     try:
         os.close(_opened(os.fspath(path))[0])
     except OSError:
@@ -94,7 +94,7 @@ def open_folder(path: str | Path) -> bool:
 
 
 def remove(root: str | Path) -> None:
-    """Remove a folder with all that is in it, or a file in its place; entries that cannot be removed stay, without an
+    """Remove a folder with all its content, or a file at this path; entries that cannot be removed stay, without an
     error."""
     for written in walk(root):
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def remove(root: str | Path) -> None:
 
 
 def _opened(name: str, folder: int | None = None) -> tuple[int, int | None]:
-    """Open a folder with the rights that this needs; returns it, and the mode that it had, where that was another."""
+    """Open a folder, adding the rights to read it; return its descriptor, and its old mode if the mode changed."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=folder)
     try:
         own = f"/proc/self/fd/{handle}"

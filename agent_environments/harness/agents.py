@@ -25,8 +25,8 @@ MAX_PROMPT_BYTES = (128 << 10) - 64
 
 @dataclass(frozen=True)
 class Start:
-    """The start of an episode's program: its command line, the program first; environment variables; and files that it
-    reads, by their paths in its home."""
+    """How an episode's program starts: the command line (the program first), the environment variables, and the files
+    that the program reads, by their paths in its home folder."""
 
     command: Sequence[str]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Agent:
-    """A program as its package publishes it.
+    """An agent program that an installed package offers.
 
-    ``program`` is its name on PATH, or a path from the folder in which the node starts; ``install`` is the command that
-    installs the version that was tried. ``least_context`` is how many tokens of context hold its first prompt and some
-    work. ``start(connection, prompt)`` returns how an episode starts, without the program itself.
+    ``program`` is a name on PATH, or a path relative to the folder in which the node starts. The command ``install``
+    installs the tested version. ``least_context`` is the number of context tokens that hold the program's first prompt
+    and some work. ``start(connection, prompt)`` returns how an episode starts, without the program itself.
     """
 
     program: str
@@ -52,7 +52,7 @@ def find_agent(name: str) -> Agent:
     """Return the agent of this name.
 
     Raises:
-        ValueError: no installed package has it, or it cannot be imported; names the nearest, and all.
+        ValueError: no installed package has the agent, or its import fails; the message lists similar and all names.
     """
     known = plug_ins("agents")
     if name not in known:
@@ -71,7 +71,7 @@ def require_installed(name: str, agent: Agent, program: str, path: str | None) -
     """Check that the agent's program is installed.
 
     Raises:
-        FileNotFoundError: the program is not installed; names the command that installs it.
+        FileNotFoundError: the program is not installed; the message names the command that installs it.
     """
     if shutil.which(program, path=path) is None:
         raise FileNotFoundError(
@@ -81,7 +81,7 @@ def require_installed(name: str, agent: Agent, program: str, path: str | None) -
 
 
 class TaskFiles:
-    """A folder with a folder for each task, whose files an episode begins with."""
+    """A folder that holds one folder for each task; an episode begins with the files of its task's folder."""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root).expanduser().absolute()
@@ -90,7 +90,7 @@ class TaskFiles:
         """Return the folder of a task.
 
         Raises:
-            FileNotFoundError: the folder is not below the root; names it.
+            FileNotFoundError: the root holds no such folder; the message names the folder.
         """
         below = Path(task_id)
         if below.is_absolute() or ".." in below.parts or not (self.root / below).is_dir():
@@ -105,7 +105,7 @@ class TaskFiles:
         """Return the prompt of a task's agent.
 
         Raises:
-            FileNotFoundError: the task has none. ValueError: it is not a text that can be a program's argument.
+            FileNotFoundError: the task has no prompt. ValueError: the prompt cannot be a program's argument.
         """
         file = self.of(task_id) / PROMPT
         if not file.is_file():
@@ -122,7 +122,7 @@ class TaskFiles:
 
 
 def write_files(home: Path, files: Mapping[str, str]) -> None:
-    """Write the files of a start into a home; their folders are made, and only their user reads them."""
+    """Write the files of a start into a home folder; makes missing folders, and only the files' owner may read them."""
     for name, text in files.items():
         path = home / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

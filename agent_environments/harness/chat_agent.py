@@ -7,7 +7,7 @@ import openai
 
 
 def play() -> None:
-    """Play an episode: OPENAI_BASE_URL and OPENAI_API_KEY come from the node."""
+    """Play an episode; the node sets the variables OPENAI_BASE_URL and OPENAI_API_KEY."""
     client = openai.OpenAI(timeout=600.0)
     world = httpx.Client(
         base_url=os.environ["OPENAI_BASE_URL"],

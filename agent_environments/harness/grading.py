@@ -19,7 +19,7 @@ GRADE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class EndedEpisode:
-    """An episode as its grader gets it: the task, the program's folder, its world, and the reward it stated."""
+    """What a grader gets of an ended episode: the task, the program's folder, the world, and the stated reward."""
 
     task_id: str
     folder: Path
@@ -28,15 +28,15 @@ class EndedEpisode:
 
 
 class Grader:
-    """The world that the program acted in grades.
+    """Grade an episode with the world in which the program acted.
 
-    ``takes_word``: the reward that the program states is its reward.
+    ``takes_word`` says whether the reward that the program states is the episode's reward.
     """
 
     takes_word = False
 
     def check(self) -> None:
-        """Raise FileNotFoundError where the grader is missing; a world checks itself when it opens."""
+        """Raise FileNotFoundError if the grader is missing; a world as grader is checked when it opens."""
 
     async def grade(self, episode: EndedEpisode) -> Grade:
         """Return the grade of an episode whose program has ended."""
@@ -45,20 +45,20 @@ class Grader:
 
 
 class GradedByWord(Grader):
-    """The program's own reward is taken."""
+    """Grade an episode with the reward that its program stated."""
 
     takes_word = True
 
     async def grade(self, episode: EndedEpisode) -> Grade:
-        """Return the reward that the program stated; an episode without one cannot be graded."""
+        """Return the reward that the program stated; an episode without a stated reward is ungradable."""
         if episode.stated_reward is None:
             return Grade.of_ungradable("the harness ended without a reward")
         return Grade(episode.stated_reward, success=episode.stated_reward == 1.0)
 
 
 class GradedByCommand(Grader):
-    """A command grades: it prints ``{"reward": ...}`` in its last line. It runs where the node was started, and finds
-    the folder that the program had by ``EPISODE_FOLDER``: a bare name is never one of the agent's files."""
+    """Grade an episode with a command, whose last line of output is ``{"reward": ...}``. The command runs in the folder
+    where the node was started, so a bare name is never an agent's file. ``EPISODE_FOLDER`` is the program's folder."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._here = Path.cwd()
@@ -66,7 +66,7 @@ class GradedByCommand(Grader):
         self._command = [os.path.abspath(shutil.which(program) or program), *rest]
 
     def check(self) -> None:
-        """Check that the command is there, before any agent has started.
+        """Check that the command exists, before any agent has started.
 
         Raises:
             FileNotFoundError: the program or script does not exist.
@@ -75,7 +75,7 @@ class GradedByCommand(Grader):
         require_script("grade_command", self._command, "it starts where the node does", [self._here])
 
     async def grade(self, episode: EndedEpisode) -> Grade:
-        """Return the reward of the command's last line; where it has none the episode cannot be graded."""
+        """Return the reward in the command's last line; the episode is ungradable if that line holds no reward."""
         if not all(map(open_folder, (episode.folder.parent, episode.folder))):
             return Grade.of_ungradable(
                 "the program has removed the folder that is graded, or put something in its place"

@@ -47,18 +47,18 @@ def make_home(folder: Path, template: Path | None) -> None:
 
 
 def _user_base() -> Path:
-    """Return the folder of packages that the node's user has installed: an episode's programs import, and add none."""
+    """Return the folder of packages that the node's user has installed; programs may import from it but add nothing."""
     return Path(os.environ.get("PYTHONUSERBASE") or os.path.join(os.environ.get("HOME") or "/nonexistent", ".local"))
 
 
 def copy_tree(source: Path, folder: Path, within: Sequence[Path] = ()) -> None:
-    """Copy a tree into ``folder``; nothing that is written there reaches the tree, or what its links lead to.
+    """Copy a tree into ``folder``; writing to the copy never changes the tree or the targets of its links.
 
-    A link that leads out of the tree becomes a copy of its target, one that leads nowhere is left out, and others stay
-    links.
+    A link that leads out of the tree becomes a copy of its target. A link that leads nowhere is left out. Other links
+    stay links.
 
     Args:
-        within: the trees whose links led here, which are not copied once more.
+        within: the trees whose links led to ``source``; they are not copied again.
     """
     roots = (*within, source.resolve())
     shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True)
@@ -78,7 +78,7 @@ def copy_tree(source: Path, folder: Path, within: Sequence[Path] = ()) -> None:
 
 
 def home_variables(folder: Path) -> dict[str, str]:
-    """Return the variables by which a program finds the home that :func:`make_home` has made in ``folder``."""
+    """Return the environment variables that point a program to the home that :func:`make_home` made in ``folder``."""
     home, temporary = folder / HOME, str(folder / TEMPORARY)
     usual = os.environ.get("HOME", "")
     installed = {

@@ -66,7 +66,7 @@ class _EpisodeOffer:
 
 
 class HarnessEnvironment:
-    """An episode of a program: ``start``, then ``run``, with ``step`` while it runs if there is a world; ``grade``."""
+    """An episode of a program. Call ``start``, ``run`` and ``grade``; ``step`` acts in the world during ``run``."""
 
     def __init__(self, pool: HarnessPool, episode_id: str, world: Environment | None) -> None:
         self._pool = pool
@@ -82,7 +82,7 @@ class HarnessEnvironment:
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Return the opening of the world, where there is one."""
+        """Prepare the program's folders and return the world's opening messages; [] without a world."""
         self._task_id = task_id
         if self._pool.starter is not None:
             await asyncio.to_thread(make_home, self._own, self._pool.home_template)
@@ -91,7 +91,7 @@ class HarnessEnvironment:
         return [] if self._world is None else await self._world.start(task_id)
 
     async def run(self, connection: Connection) -> Ended | None:
-        """Run until the program has ended, or has ended the episode; None for a program that runs elsewhere."""
+        """Wait until the program ends, or ends the episode. Return None for a program that runs elsewhere."""
         starter = self._pool.starter
         if starter is None:
             split = self._pool.split_of(self._task_id)
@@ -122,21 +122,21 @@ class HarnessEnvironment:
 
     @property
     def side_calls(self) -> Sequence[SideCalls]:
-        """The rules of the config."""
+        """The rules for side calls in the config."""
         return self._pool.side_calls
 
     @property
     def grades_itself(self) -> bool:
-        """Return whether the program's word is its reward."""
+        """Return whether the reward that the program states is the episode's reward."""
         return self._pool.grader.takes_word
 
     @property
     def has_world(self) -> bool:
-        """Return whether there is a world of ours to act in."""
+        """Return whether the program acts in one of our worlds."""
         return self._world is not None
 
     async def step(self, action: str) -> StepResult:
-        """Act in the world; the caller lets a step end before the next one."""
+        """Run an action in the world; the caller must wait for its end before the next action."""
         if self._world is None:
             raise UnknownTask("this harness has no world of ours to act in")
         result = await self._world.step(action)
@@ -145,19 +145,19 @@ class HarnessEnvironment:
         return result
 
     def finish(self, reward: float | None, figures: Figures = MappingProxyType({})) -> None:
-        """End the episode, because the program says so; its own reward counts only where the config accepts it."""
+        """End the episode at the program's request; the program's reward counts only if the config accepts it."""
         self._figures = figures
         if self._pool.grader.takes_word and reward is not None:
             self._stated = reward
         self._finished.set()
 
     async def grade(self) -> Grade:
-        """Return the grader's verdict with the program's figures; of two of one name the grader's stands."""
+        """Return the grader's grade with the program's figures; the grader's figure wins if both use the same name."""
         ended = EndedEpisode(self._task_id, self._folder, self._world, self._stated)
         return self._with_figures(await self._pool.grader.grade(ended))
 
     async def grade_member(self) -> Member:
-        """Grade as the world does, with the figures that the program states."""
+        """Return the world's grade of this member of a group, with the figures that the program states."""
         assert isinstance(self._world, GroupedEnvironment), "its pool grades groups"
         member = await self._world.grade_member()
         return replace(member, grade=self._with_figures(member.grade))
@@ -192,29 +192,29 @@ class HarnessEnvironment:
 
 
 class HarnessPool:
-    """Programs, at most ``max_worlds`` at a time.
+    """Run at most ``max_worlds`` programs at a time, one for each episode.
 
     Args:
         command: starts the program; ``{python}`` is this interpreter, and relative paths of existing files become
             absolute. Without it, and without ``agent``, the program runs elsewhere.
         agent: in place of a command, the name of an agent that an installed package knows how to start.
         agent_program: the path of that agent's program, if it is not at its usual place.
-        task_files: a folder with a folder for each task, whose content is copied into the program's working folder; an
-            agent that is started by its name gets the ``prompt.md`` there.
-        world: ``name`` and options of an environment of ours that it acts in.
-        tasks: task ids by split, without a world.
-        dataset: the name printed with every score, without a world.
-        grade_command: prints ``{"reward": ...}`` in its last line, without a world. It runs after the program where
-            the node was started, with the program's folder as ``EPISODE_FOLDER``.
-        accept_reward: the program's own reward counts, where nothing else grades.
+        task_files: a folder with one folder per task, whose content is copied into the program's working folder. An
+            agent that is started by its name gets the ``prompt.md`` of its task's folder.
+        world: ``name`` and options of one of our environments, in which the program acts.
+        tasks: task ids by split; only without ``world``.
+        dataset: the name printed with every score; only without ``world``.
+        grade_command: a command whose last line is ``{"reward": ...}``; only without ``world``. It runs after the
+            program, in the folder where the node was started; ``EPISODE_FOLDER`` is the program's folder.
+        accept_reward: whether the program's own reward counts; only if nothing else grades.
         variables: more environment variables of the program.
         prefix: a command under which the program runs, such as a sandbox.
-        home_template: a folder that is copied into the home that each episode's program has of its own.
-        side_calls: rules for calls that are answered and not trained on, each the fields of a
+        home_template: a folder that is copied into the home folder of each episode's program.
+        side_calls: rules for calls that are answered but not trained on; each rule holds the fields of a
             :class:`~agent_environments.program_protocol.SideCalls`.
 
     Raises:
-        ValueError: nothing grades, or there are no tasks.
+        ValueError: the config states no way of grading, or no tasks.
     """
 
     def __init__(
@@ -275,21 +275,21 @@ class HarnessPool:
 
     @property
     def description(self) -> Description:
-        """The world's description, or an empty one; with the figures of tool calls, which the program may make."""
+        """The world's description, or an empty one, with the figures of tool calls, as programs may call tools."""
         own = Description() if self._world is None else description_of(self._world_name, self._world)
         return own.with_behavior(TOOLS_BEHAVIOR)
 
     @property
     def least_context(self) -> int:
-        """Tokens of context in which the agent can work; 0 where that is not known."""
+        """The number of context tokens that the agent needs; 0 if unknown."""
         return 0 if self.starter is None else self.starter.least_context
 
     async def open(self) -> None:
         """Open the world.
 
         Raises:
-            FileNotFoundError, ValueError: the program, the template of its home or a task's files are missing; every
-                episode would be lost, or be worth nothing.
+            FileNotFoundError, ValueError: the program, the template of its home folder or a task's files are missing,
+                so that every episode would be lost or be worth nothing.
         """
         await asyncio.to_thread(self._check_machine)
         if self._world is not None:
@@ -297,7 +297,7 @@ class HarnessPool:
             self.dataset = self._world.dataset
 
     def preflight(self, split: str | Sequence[str]) -> list[str] | None:
-        """Check as :class:`~agent_environments.protocol.PoolWithPreflight`; None for a world that must be opened."""
+        """See :class:`~agent_environments.protocol.PoolWithPreflight`; None if only an open world knows the tasks."""
         self._check_machine()
         if self._world is not None:
             return self._world.preflight(split) if isinstance(self._world, PoolWithPreflight) else None
@@ -334,7 +334,7 @@ class HarnessPool:
                 raise UnknownTask(f"no task {task_id!r} in dataset {self.dataset}")
 
     def split_of(self, task_id: str) -> str | None:
-        """Return the split that lists a task; None for a task of a world before its tasks were read."""
+        """Return the split that lists a task; None if the world's tasks have not been read yet."""
         return self._splits.get(task_id)
 
     def grades_groups(self, task_id: str) -> bool:
@@ -342,20 +342,20 @@ class HarnessPool:
         return self._world is not None and grades_groups(self._world, task_id)
 
     async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """Return the grades of the world."""
+        """Return the world's grade of each member of a group."""
         assert isinstance(self._world, PoolOfGroups), "it grades groups"
         return await self._world.grade_group(task_id, inputs)
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Return whether others start the programs."""
+        """Return whether other machines start the programs."""
         return self.starter is None
 
     async def acquire(self, episode_id: str) -> HarnessEnvironment:
         return await self._acquire(episode_id, lambda world: world.acquire(episode_id))
 
     async def acquire_for(self, episode_id: str, task_id: str) -> HarnessEnvironment:
-        """Acquire as :meth:`acquire` does. In a mixture, take a slot of the task's environment."""
+        """Acquire an environment as :meth:`acquire` does; in a mixture, wait for a slot of the task's environment."""
         return await self._acquire(episode_id, lambda world: acquire(world, episode_id, task_id))
 
     async def _acquire(
@@ -376,7 +376,7 @@ class HarnessPool:
         self._slots.give_back()
 
     async def offer(self, offer: Offer, finished: asyncio.Event) -> None:
-        """Let a program elsewhere take the episode; return once the program has finished it."""
+        """Offer the episode to programs on other machines; return once a program has finished the episode."""
         self.offer_again(offer)
         try:
             await finished.wait()
@@ -385,12 +385,12 @@ class HarnessPool:
                 self._offers.remove(offer)
 
     def offer_again(self, offer: Offer) -> None:
-        """Put an episode at the end of the waiting ones."""
+        """Put an episode at the end of the queue of offered episodes."""
         self._offers.append(offer)
         self._offered.set()
 
     async def take(self, task_id: str | None, timeout_s: float) -> Offer | None:
-        """Return the oldest episode that waits for a program, of one task or of any; None if none comes in time."""
+        """Return the oldest offered episode, of ``task_id`` or of any task (None); None if none is offered in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -418,7 +418,7 @@ def read_side_calls(key: str, value: Any) -> tuple[SideCalls, ...]:
     """Return the rules for calls that are not trained on.
 
     Raises:
-        ValueError: a rule has no condition, or a key or a value that there is not; names ``key`` and the cure.
+        ValueError: a rule has no condition, or an unknown key or value; the message names ``key`` and the cure.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"{key} must be a list of rules, not {value!r}")

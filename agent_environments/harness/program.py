@@ -38,14 +38,14 @@ async def run_program(
     answers: bool = False,
     stop: asyncio.Event | None = None,
 ) -> Ended:
-    """Run a command below a process guard: all of it ends when this returns, is cancelled, or this process dies.
+    """Run a command below a process guard, which ends all its processes on return, on cancellation, or if we die.
 
     Args:
-        variables: added to those that a program inherits from this process. The host of ``OPENAI_BASE_URL`` needs no
-            proxy.
+        variables: variables besides those that a program inherits from this process. The host of ``OPENAI_BASE_URL``
+            is reached without a proxy.
         folder: the command's working folder.
-        timeout_s: seconds after which the command is ended; None waits.
-        answers: the standard output is an answer, and kept apart from the standard error.
+        timeout_s: seconds after which the command is ended; None waits for ever.
+        answers: whether the standard output is an answer, which is kept apart from the standard error.
         stop: an event that ends the command.
 
     Raises:
@@ -90,8 +90,8 @@ async def run_program(
 class _OutputTail:
     """A pipe that keeps the last bytes written to it.
 
-    asyncio's own pipes will not do: it waits for their end, and a process that has escaped the guard may hold one open
-    for ever.
+    asyncio's own pipes cannot be used, because asyncio waits until a pipe is closed, and a process that escaped the
+    guard may hold it open for ever.
     """
 
     def __init__(self, most: int, unread: contextlib.ExitStack) -> None:
@@ -101,7 +101,7 @@ class _OutputTail:
         self._bytes = bytearray()
 
     async def read(self) -> None:
-        """Read it to its end, and close it."""
+        """Read the pipe until it ends, then close it."""
         stream = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self._read_end, "rb", 0)
@@ -115,12 +115,12 @@ class _OutputTail:
 
     @property
     def text(self) -> str:
-        """The last bytes, as text."""
+        """Return the last bytes of the output as text."""
         return self._bytes.decode(errors="replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Have the guard end the command and all that it started."""
+    """Make the guard end the command and all processes that the command started."""
     if process.returncode is None:
         process.terminate()
     try:
@@ -132,12 +132,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def program_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program: the variables that it may inherit from this process, and ``variables``."""
+    """Return a program's environment variables: those it may inherit from this process, and ``variables``."""
     return _past_proxies({**inherited(), **variables})
 
 
 def _past_proxies(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with the node's host and loopback among the hosts that programs reach without a proxy."""
+    """Return the variables, with the node's host and loopback added to the hosts that need no proxy."""
     node = urlsplit(variables.get("OPENAI_BASE_URL", "")).hostname
     direct = [*LOOPBACK, *([node] if node else [])]
     unproxied = next((variables[name] for name in NO_PROXY if name in variables), "")

@@ -14,8 +14,8 @@ from agent_environments.program_protocol import Connection
 class Starter:
     """Starts the same command for each episode.
 
-    ``command``: the words that begin each start; ``least_context``: tokens of context in which the program can work, 0
-    where that is not known.
+    ``command`` holds the words of the command line. ``least_context`` is the number of context tokens that the program
+    needs; 0 if unknown.
     """
 
     least_context = 0
@@ -25,13 +25,13 @@ class Starter:
         self._task_files = task_files
 
     def check(self, task_ids: Sequence[str], path: str | None) -> None:
-        """Raise FileNotFoundError or ValueError where a program or the files of a task are missing."""
+        """Raise FileNotFoundError or ValueError if a program or the files of a task are missing."""
         require_program("command", self.command, path)
         folders = [] if self._task_files is None else [*map(self._task_files.of, task_ids)]
         require_script("command", self.command, "it starts with the files of its task alone", folders)
 
     def start_of(self, task_id: str, connection: Connection) -> Start:
-        """Return how the program of an episode is started."""
+        """Return how to start the program of an episode."""
         return Start(self.command)
 
 
@@ -39,7 +39,7 @@ class AgentStarter(Starter):
     """Starts an agent by its name, with the prompt of the task's folder.
 
     Args:
-        program: the path of the agent's program, None for its usual place.
+        program: the path of the agent's program; None for the program's usual place.
         prefix: a command under which the program runs.
 
     Raises:

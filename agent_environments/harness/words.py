@@ -21,7 +21,7 @@ FLAGS = re.compile("-[bBdEIiOPqsSuvx]+")
 
 
 def resolved(command: Sequence[str]) -> list[str]:
-    """Return the command with ``{python}`` as this interpreter and files as absolute paths."""
+    """Return the command with ``{python}`` replaced by this interpreter and existing files by their absolute paths."""
 
     def is_path(word: str, is_program: bool) -> bool:
         if "/" in word:
@@ -33,8 +33,8 @@ def resolved(command: Sequence[str]) -> list[str]:
 
 
 def require_script(key: str, command: Sequence[str], why: str, folders: Iterable[Path] = ()) -> None:
-    """Raise FileNotFoundError where the script of the command's interpreter is a file neither here nor in each of the
-    ``folders`` in which it starts; ``why`` says what follows. A program before it, such as a container's, may know it.
+    """Raise FileNotFoundError if an interpreter's script is neither a file here nor in each of ``folders``, where the
+    command starts. ``why`` states the consequence. A script behind a program such as a container's is not checked.
     """
     place = next((n for n, word in enumerate(command) if INTERPRETER.fullmatch(os.path.basename(word))), len(command))
     if place and os.path.basename(command[0]) not in RUNNERS:
@@ -48,6 +48,6 @@ def require_script(key: str, command: Sequence[str], why: str, folders: Iterable
 
 
 def require_program(key: str, command: Sequence[str], path: str | None = None) -> None:
-    """Raise FileNotFoundError where the command's program is not on ``path``, None for this process's own."""
+    """Raise FileNotFoundError if the command's program is not on ``path``; None stands for this process's PATH."""
     if shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(f"harness: {key} cannot be run: there is no program {command[0]}")

@@ -35,9 +35,9 @@ TOKEN_VARIABLE = "ROLLOUT_SERVER_TOKEN"
 
 @dataclass(frozen=True)
 class AgentEpisode:
-    """An episode to play; ``base_url`` and ``api_key`` are those of OpenAI's clients.
+    """An episode to play; pass ``base_url`` and ``api_key`` to an OpenAI client.
 
-    ``split`` is None where the node does not know it, ``policy_version`` where each turn is sampled from the newest.
+    ``split`` is None if the node does not know it. ``policy_version`` is None if the newest version samples each turn.
     """
 
     task_id: str
@@ -57,8 +57,8 @@ class AgentEpisode:
         """End the episode.
 
         Args:
-            reward: in [0, 1]; counts where the node's environment says ``accept_reward``.
-            rewards: its parts by name, for the record.
+            reward: a number in [0, 1]; it counts only if the node's environment sets ``accept_reward``.
+            rewards: the parts of the reward by name, for the record.
             metrics: other figures by name, for the record.
 
         Raises:
@@ -70,7 +70,7 @@ class AgentEpisode:
 
 
 def take_episode(node_url: str, token: str | None = None, wait_s: float = WAIT_S) -> AgentEpisode | None:
-    """Return the oldest episode that waits; None if none came within ``wait_s`` (60 at most).
+    """Return the oldest waiting episode; None if no episode comes within ``wait_s`` (at most 60 seconds).
 
     Args:
         token: the node's secret; None reads :data:`TOKEN_VARIABLE`.
@@ -95,11 +95,11 @@ def play_episodes(
     token: str | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Play one episode after the other; returns how many, once ``until`` says so (it is asked between episodes).
+    """Play one episode after the other until ``until()``, asked between episodes, is true. Return how many were played.
 
     Args:
-        play: plays one, and returns the arguments of :meth:`AgentEpisode.finish`, or None. An episode over which it
-            raises ends without a reward, as one whose agent failed.
+        play: plays one episode and returns the arguments of :meth:`AgentEpisode.finish`, or None. If it raises, the
+            episode ends without a reward, like the episode of an agent that failed.
 
     Raises:
         ValueError: the secret is missing.
@@ -136,7 +136,7 @@ def play_episodes(
 
 
 def _may_pass(error: httpx.HTTPError) -> bool:
-    """Return whether the node may answer later: it is not there, or is starting."""
+    """Return whether the node may answer later, because it is not reachable yet or is starting."""
     starting = httpx.codes.SERVICE_UNAVAILABLE
     return not isinstance(error, httpx.HTTPStatusError) or error.response.status_code == starting
 

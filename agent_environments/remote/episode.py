@@ -45,12 +45,12 @@ _numbers = itertools.count(1)
 
 
 class RemoteEnvironment:
-    """An episode.
+    """An episode in a world on the other side of a line.
 
-    A line that is lost is replaced, and the episode's commands are run again on the new one: the observations must be
-    the same. :mod:`agent_environments.lost_worlds` says which losses count against a command. An agent cannot undo
-    its actions: a command over which too many worlds are lost, or that takes too long, ends the episode, and a state
-    that is lost for good is ungradable.
+    If the line is lost, the episode runs its commands again on a new line and must get the same observations.
+    :mod:`agent_environments.lost_worlds` says which losses count against a command. An agent cannot undo its actions:
+    a command that loses too many worlds, or that takes too long, ends the episode. A state that is lost for good is
+    ungradable.
     """
 
     def __init__(self, pool: RemotePool) -> None:
@@ -69,7 +69,7 @@ class RemoteEnvironment:
         self._closed = False
 
     async def start(self, task_id: str) -> list[Message]:
-        """Start the episode; raises UnknownTask, or EnvironmentCrashed if no place can start it."""
+        """Start the episode; raises UnknownTask, or EnvironmentCrashed if the other side cannot start the task."""
         self._pool.check_tasks([task_id])
         self._task_id = task_id
         with raised_as(EnvironmentCrashed, f"the world cannot start {task_id}: ", CommandsDoing, RequestFailed):
@@ -82,7 +82,7 @@ class RemoteEnvironment:
         return self._recovery
 
     async def _start_on_a_line(self) -> dict[str, Any]:
-        """Start on a new line. A world that is lost meanwhile counts as refused: it holds nothing of this episode."""
+        """Start on a new line. A world lost during the start counts as refused, as it holds nothing of the episode."""
         await self._leave()
         self._line = await self._pool.lease()
         try:
@@ -97,7 +97,7 @@ class RemoteEnvironment:
             raise WorldLost(str(lost), Loss.REFUSED) from lost
 
     async def step(self, action: str) -> StepResult:
-        """Run the message's command.
+        """Run the command in the agent's message.
 
         Raises:
             EnvironmentTimeout: the command took too long; the episode is over.
@@ -146,12 +146,12 @@ class RemoteEnvironment:
         self._over, self._ungradable = True, ungradable
 
     async def _ask(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
-        """Return the answer of the episode's world, which is brought back where that is needed.
+        """Return the answer of the episode's world; bring the world back first if it is lost.
 
         Raises:
             RequestFailed, LineStuck: the world refused the request, or did not answer in time.
-            CommandsDoing: this request lost too many worlds, or lost one that comes back as another.
-            EnvironmentCrashed: the same, but by no fault of this episode.
+            CommandsDoing: this request lost too many worlds, or the replay of a lost world differed.
+            EnvironmentCrashed: the same happened, but not through this episode.
         """
         recovery = self._recovering()
 
@@ -178,7 +178,7 @@ class RemoteEnvironment:
             raise EnvironmentCrashed(f"a world was lost, and {error}") from error
 
     async def _bring_back(self) -> None:
-        """Play the episode so far on another line."""
+        """Repeat the episode's commands so far on another line."""
         logger.warning("the world of %s ended; replaying %d commands in another", self._task_id, len(self._history))
         self._pool.replays += 1
         try:
@@ -226,7 +226,7 @@ class RemoteEnvironment:
         return Grade.of_ungradable(self._ungradable or "no grade")
 
     async def _last_step(self) -> None:
-        """Wait until the last step has ended; raises the EnvironmentCrashed that nobody awaited."""
+        """Wait until the last step has ended; raise its EnvironmentCrashed, which a cancelled caller did not see."""
         if self._running is None:
             return
         await asyncio.wait([self._running])
@@ -255,12 +255,12 @@ class RemoteEnvironment:
 
 
 def _digest(answer: dict[str, Any]) -> bytes:
-    """Return a digest that two answers share only if they are the same; the answers themselves may be megabytes."""
+    """Return a digest of an answer, for comparing answers without keeping them: an answer may take megabytes."""
     return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).digest()
 
 
 def _grade(answer: dict[str, Any]) -> Grade:
-    """Return a world's grade; :func:`~agent_environments.plain_values.plain_grade` checks and bounds it later."""
+    """Return a world's grade; :func:`~agent_environments.plain_values.plain_grade` checks the values later."""
     broke = answer.get("broke")
     return Grade(
         float(answer["reward"]),
@@ -276,19 +276,19 @@ def _grade(answer: dict[str, Any]) -> Grade:
 
 
 class _Diverged(Exception):
-    """The replayed episode is not the one that was lost."""
+    """The replayed episode differs from the lost one."""
 
 
 class RemotePool:
-    """Lends remote episodes, first come, first served. Subclasses say where they are played.
+    """Lend remote episodes, first come, first served. Subclasses say where the episodes are played.
 
     Args:
         dataset: the name printed with every score.
         token_spans: the policy's tokenizer, for cutting observations.
-        max_worlds: episodes at a time.
+        max_worlds: the largest number of episodes at a time.
         observation_max_tokens: an observation is cut to this many tokens.
-        step_timeout_s: time for one command, and for a grade.
-        start_timeout_s: time for the other side, and for a task there, to start, and for a lost world to come back.
+        step_timeout_s: seconds for one command, and for a grade.
+        start_timeout_s: seconds for the other side, and a task there, to start, and for a lost world to come back.
     """
 
     no_command = "There is no command in this message."
@@ -318,36 +318,36 @@ class RemotePool:
         self._closing = False
 
     async def open(self) -> None:
-        """Reach the other side, and learn its tasks (:meth:`_know`)."""
+        """Connect to the other side and read its tasks (:meth:`_know`)."""
         raise NotImplementedError
 
     async def lease(self) -> WorldLine:
-        """Return a line to a place with room for one more episode; raises WorldLost (``REFUSED``) if all are full."""
+        """Return a line to a place that has room for an episode; raises WorldLost (``REFUSED``) if all are full."""
         raise NotImplementedError
 
     async def give_back(self, line: WorldLine) -> None:
-        """Free the place of an episode that has left this line."""
+        """Free the place on this line of an episode that has left it."""
         raise NotImplementedError
 
     async def answers(self) -> bool:
-        """Return whether the other side answers any request; called where one command gets no answer in time."""
+        """Return whether the other side answers any request; called if a command got no answer in time."""
         return True
 
     def opening(self, answer: dict[str, Any]) -> list[Message]:
-        """Return the messages that open an episode, from the answer to "start"."""
+        """Return the messages that open an episode, taken from the answer to the request "start"."""
         raise NotImplementedError
 
     def command(self, message: str) -> str | None:
-        """Return the command in an assistant message; None for a message without one, which :attr:`no_command`
-        answers."""
+        """Return the command in an assistant message; None if the message holds no command, and the observation is
+        :attr:`no_command`."""
         raise NotImplementedError
 
     def observation_text(self, observation: str) -> str:
-        """Return the text that the agent reads for the observation in an answer to "step"."""
+        """Return the text that the agent reads for an observation in the answer to a "step"."""
         return truncate(printable(observation), self.observation_max_tokens, self.token_spans)
 
     async def _close_lines(self) -> None:
-        """Cut all lines."""
+        """Cut the lines to all places."""
         raise NotImplementedError
 
     def _know(self, splits: Mapping[str, list[str]]) -> None:
@@ -373,7 +373,7 @@ class RemotePool:
         return RemoteEnvironment(self)
 
     def release(self, environment: RemoteEnvironment) -> None:
-        """Free the slot of a closed environment, which calls this once."""
+        """Free the slot of a closed environment; the environment calls ``release`` once."""
         self._open.discard(environment)
         self._slots.give_back()
 

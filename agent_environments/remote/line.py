@@ -15,7 +15,7 @@ class LineStuck(Exception):
 
 
 class RequestFailed(Exception):
-    """The other side lives, and reports an error. ``reason`` is that of an ``EnvironmentFault``, if it gave one."""
+    """The other side lives and reports an error. ``reason`` is that of its ``EnvironmentFault``, if it gave one."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class RequestFailed(Exception):
 
 
 class WorldLine:
-    """A line; several callers may await :meth:`call` at once, and take their turns."""
+    """A connection to a world's process; several callers may await :meth:`call` at once and are served in turn."""
 
     def __init__(self, losses: Losses) -> None:
         self._losses = losses
@@ -40,11 +40,11 @@ class WorldLine:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Cut the line at once, and with it all that runs at the other side."""
+        """Cut the line at once; this also ends all that runs on the other side."""
         raise NotImplementedError
 
     async def last_words(self) -> str:
-        """Return the last output of the other side when it ended; "" where it has none."""
+        """Return the last output of the other side before it ended; "" if there was none."""
         return ""
 
     @property
@@ -53,17 +53,17 @@ class WorldLine:
         return self._turn.locked()
 
     def _ended(self) -> None:
-        """Note that the other side ended. Between two requests no command is the cause."""
+        """Note that the other side ended. If it ended between two requests, no command is the cause."""
         if not self._turn.locked():
             self._losses.note(self)
 
     async def call(self, deadline_s: float, op: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return its answer. The deadline runs from when the other side is free.
+        """Send a request and return its answer. The deadline counts from the time when the other side is free.
 
-        A caller that is cancelled leaves the request to its end, so the next one finds the line in order.
+        If a caller is cancelled, its request still runs to the end, so that the next caller finds the line in order.
 
         Raises:
-            WorldLost, LineStuck: the line is cut.
+            WorldLost, LineStuck: the line has been cut.
             RequestFailed: the world raised.
         """
         exchange = asyncio.create_task(self._exchange(deadline_s, {"op": op, **fields}))
@@ -96,12 +96,12 @@ class WorldLine:
             self._turn.release()
 
     async def _in_time(self, deadline_s: float, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run :meth:`_round_trip`; raises TimeoutError if it takes too long."""
+        """Run :meth:`_round_trip`; raises TimeoutError if the answer takes too long."""
         async with asyncio.timeout(deadline_s):
             return await self._round_trip(request)
 
     async def hang_up(self) -> None:
-        """Cut the line, and return when no request is under way."""
+        """Cut the line and wait until no request is under way."""
         self.kill()
         for exchange in self._exchanges:
             exchange.cancel()

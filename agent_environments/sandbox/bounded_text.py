@@ -8,7 +8,7 @@ NOT_SHOWN = "\n[... not all is shown ...]\n"
 
 
 class BoundedText(io.StringIO):
-    """Drops what is written beyond ``limit`` characters, while it is written."""
+    """A text stream that drops all characters beyond the first ``limit`` as they are written."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class BoundedText(io.StringIO):
 
 
 def shortened(text: str, most: int) -> str:
-    """Return the beginning and the end of a text, together ``most`` characters."""
+    """Shorten a text to its beginning and its end, together ``most`` characters."""
     if len(text) <= most:
         return text
     room = max(0, most - len(NOT_SHOWN))

@@ -45,7 +45,7 @@ class NoBox(Exception):
 
 
 def system_arguments(paths: Iterable[str]) -> list[str]:
-    """Return bubblewrap's arguments that show these paths, where they exist, and the root's links to them."""
+    """Return bubblewrap's arguments that show those of these paths that exist, and the root's links to them."""
     arguments: list[str] = []
     for path in dict.fromkeys([*_LINKED, *paths]):
         if os.path.islink(path) and path in _LINKED:
@@ -56,14 +56,14 @@ def system_arguments(paths: Iterable[str]) -> list[str]:
 
 
 def box_command(program: str, packages: Mapping[str, str], hidden: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Return the command that runs ``keeper.py`` of the folder ``program`` with ``words``, under this Python in a box.
+    """Return the command that runs ``keeper.py`` in the folder ``program`` with the arguments ``words``, in a box.
 
     Args:
-        packages: the interpreter's packages to show: name in a folder of packages -> path.
+        packages: the interpreter's packages that the box shows: name in a folder of packages -> path.
         hidden: folders that the box never shows, such as those that the node imports from.
 
     Raises:
-        NoBox: bubblewrap is missing, old or setuid, or does not work here.
+        NoBox: bubblewrap is missing, too old or setuid, or does not work here.
         ImportError: a package cannot be imported in a box.
     """
     bwrap = _bubblewrap()
@@ -111,7 +111,7 @@ def _bubblewrap() -> str:
 
 
 def _working(commands: Sequence[list[str]]) -> list[str]:
-    """Return the first command that runs its trial, without a connection to an owner; raises NoBox if all fail."""
+    """Return the first command whose trial run, without a connection to an owner, works; raises NoBox if all fail."""
     why = ""
     for command in commands:
         try:
@@ -133,5 +133,5 @@ def below(path: str, folders: Iterable[str]) -> bool:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Return the paths that do not lie below another one."""
+    """Return those of the paths that do not lie below another of them."""
     return [path for path in dict.fromkeys(paths) if not below(path, paths)]

@@ -37,7 +37,7 @@ _TIME = 315_619_200
 
 
 def install() -> None:
-    """Replace the functions of :mod:`os` by these, and load the libraries that could not be loaded later."""
+    """Replace :mod:`os`'s functions with this module's, and load the libraries that could not be loaded later."""
     load_standard_library()
     for module in (os, posix):
         module.stat = module.lstat = stat
@@ -58,24 +58,24 @@ def load_standard_library() -> None:
 
 
 def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
-    """Return the status of the file that ``path`` opens, through links in any case; raises OSError if it may not."""
+    """Return the status of the file ``path``; always follows links; raises OSError if it may not be opened."""
     return fstat(path) if isinstance(path, int) else _opened(path, 0, dir_fd, fstat)
 
 
 def listdir(path: Any = ".") -> list[Any]:
-    """Return the names in a folder that may be opened; bytes for a path in bytes."""
+    """Return the names in a folder that this process may open; bytes if ``path`` is bytes."""
     names = _names(path) if isinstance(path, int) else _opened(path, os.O_DIRECTORY, None, _names)
     in_bytes = not isinstance(path, int) and isinstance(_fspath(path or "."), bytes)
     return names if in_bytes else [_fsdecode(name) for name in names]
 
 
 def scandir(*_: Any) -> NoReturn:
-    """Raise an error that callers do not take for an empty folder, as os.walk takes an OSError."""
+    """Raise NotImplementedError: os.walk, for one, would take an OSError for an empty folder."""
     raise NotImplementedError("a sealed interpreter has os.listdir, and no os.scandir, os.walk, glob or copy of a tree")
 
 
 def fstat(descriptor: int) -> os.stat_result:
-    """Return the kind and size of an open file; everything else is the same for all files."""
+    """Return the kind and size of an open file; all other fields are the same for every file."""
     mode, size = modes.S_IFDIR | 0o555, 0
     if not _is_folder(descriptor):
         mode = modes.S_IFREG | 0o444

@@ -44,7 +44,7 @@ No links, devices, sockets or pipes."""
 
 
 def check(result: int, what: str) -> int:
-    """Return the result of a call of the C library. If it failed, raise an OSError that names ``what``."""
+    """Return the result of a C library call; if the call failed, raise an OSError that names ``what``."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -52,7 +52,7 @@ def check(result: int, what: str) -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel send SIGKILL when the parent dies; also if it already has."""
+    """Make the kernel kill this process when its parent dies; exit at once if the parent has died already."""
     parent = os.getppid()
     check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
@@ -60,12 +60,12 @@ def die_with_parent() -> None:
 
 
 def undumpable(closed: bool = True) -> None:
-    """Close /proc/<pid>/mem, ptrace and core dumps of this process to others of the same user, or open them again."""
+    """Deny other processes of this user /proc/<pid>/mem, ptrace and core dumps; or, not ``closed``, allow them."""
     check(libc.prctl(_PR_SET_DUMPABLE, int(not closed), 0, 0, 0), "PR_SET_DUMPABLE")
 
 
 def close_descriptors_except(descriptors: set[int]) -> None:
-    """Close every other descriptor this process has inherited."""
+    """Close every inherited file descriptor that is not in ``descriptors``."""
     first = 0
     for descriptor in sorted(descriptors):
         if first < descriptor:  # CPython 3.11 closes everything when asked to close the empty range before 0
@@ -75,7 +75,7 @@ def close_descriptors_except(descriptors: set[int]) -> None:
 
 
 def silence(descriptors: Sequence[int]) -> None:
-    """Replace each by a /dev/null of this process alone: processes share the owner, flags and locks of an open file."""
+    """Replace each descriptor with a private /dev/null: processes share the owner, flags and locks of an open file."""
     for descriptor in descriptors:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, descriptor)
@@ -83,9 +83,9 @@ def silence(descriptors: Sequence[int]) -> None:
 
 
 def confine(settings: dict[str, Any]) -> None:
-    """Drop, for good, the rights that ``settings["level"]`` excludes; raises OSError if the kernel refuses.
+    """Drop for good the rights that ``settings["level"]`` excludes; raises OSError if the kernel refuses.
 
-    ``settings["folder"]``, if there is one, may be read and written at "seccomp", with files of ``file_bytes`` at most.
+    At level "seccomp", ``settings["folder"]``, if given, may be read and written, with files up to ``file_bytes``.
     """
     folder = settings.get("folder")
     level = LEVELS.index(settings["level"])
@@ -103,14 +103,14 @@ def confine(settings: dict[str, Any]) -> None:
 
 
 def limit_memory(memory_mb: int) -> None:
-    """Bound this process's mapped memory to so much more than it has now."""
+    """Limit this process's mapped memory to its present size plus ``memory_mb`` MiB."""
     with open("/proc/self/statm") as file:
         inherited = int(file.read().split()[0]) * resource.getpagesize()
     lower({resource.RLIMIT_AS: inherited + memory_mb * 2**20})
 
 
 def limit_files(size: int) -> None:
-    """Bound the size of a file that this process writes, in bytes; in Python the write fails with EFBIG."""
+    """Limit each file that this process writes to ``size`` bytes; in Python a longer write fails with EFBIG."""
     lower({resource.RLIMIT_FSIZE: size})
 
 
@@ -129,7 +129,7 @@ def _limit_resources(memory_mb: int, file_bytes: int) -> None:
 
 
 def lower(limits: dict[int, int]) -> None:
-    """Bound resources, by their numbers in :mod:`resource`, or keep bounds that are lower already."""
+    """Lower the limits of resources, given by their numbers in :mod:`resource`; keep limits that are lower already."""
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -137,7 +137,7 @@ def lower(limits: dict[int, int]) -> None:
 
 
 def give_up_rights() -> None:
-    """Drop all capabilities, and gain no rights by executing programs."""
+    """Drop all capabilities and give up gaining rights by executing programs."""
     for capability in range(64):
         if libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # EPERM: the process has no capabilities; EINVAL: past the last one
@@ -188,14 +188,14 @@ def _install_filter(may_open: bool, has_folder: bool) -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Have the kernel filter every system call by a program of :func:`syscalls.filter_program`."""
+    """Make the kernel filter every system call with a program from :func:`syscalls.filter_program`."""
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     check(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "PR_SET_SECCOMP")
 
 
 def probe() -> str:
-    """Return the strongest level this machine lets a process enter, tried in a child: its name, never "bubblewrap"."""
+    """Try the levels in a child; return the name of the strongest that works on this machine, never "bubblewrap"."""
     import socket  # noqa: F401 - a sealed process imports nothing any more
 
     for level in ("seccomp", "rlimits"):
@@ -213,7 +213,7 @@ def probe() -> str:
 
 
 def _cannot_escape() -> bool:
-    """Return whether the walls really hold: tries one way through each."""
+    """Return whether the sandbox really holds; tries one way of escape for each protection."""
     import socket
 
     parent = os.getppid()

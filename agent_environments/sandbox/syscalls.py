@@ -63,7 +63,7 @@ file that all boxes share, and that allocate memory outside any process."""
 
 
 class OneOf(NamedTuple):
-    """Argument ``index``, an int unless ``wide``, must be one of ``values``, which are below 2**32."""
+    """Condition: argument ``index``, an int unless ``wide``, is one of ``values``, which are below 2**32."""
 
     index: int
     values: tuple[int, ...]
@@ -71,7 +71,7 @@ class OneOf(NamedTuple):
 
 
 class Within(NamedTuple):
-    """Argument ``index``, an int, must have no bit beyond ``bits``; else the call fails with EACCES."""
+    """Condition: argument ``index``, an int, has no bit outside ``bits``; else the call fails with EACCES."""
 
     index: int
     bits: int
@@ -111,7 +111,7 @@ _FCNTL_WITHOUT_SIGNALS = (*range(10), 11, 15, 16, *range(36, 39), *range(1024, 1
 
 
 class SyscallTable(NamedTuple):
-    """The content of one architecture's filter: the conditions of each allowed call, by its number."""
+    """The content of one architecture's filter: call number -> the conditions under which the call is allowed."""
 
     audit_arch: int
     allowed: dict[int, tuple[Condition, ...] | None]
@@ -122,8 +122,8 @@ def table(architecture: str, may_open: bool, has_folder: bool = False) -> Syscal
     """Return the filter's table; raises KeyError for an architecture that is not listed.
 
     Args:
-        may_open: whether Landlock holds.
-        has_folder: whether there is a folder that may be written to, which Landlock of version 3 or later holds.
+        may_open: whether files may be opened, because Landlock protects them.
+        has_folder: whether a folder may be written to, which Landlock of version 3 or later confines.
     """
     writing = _WRITING if has_folder else 0
     conditions: dict[str, tuple[Condition, ...]] = {
@@ -147,7 +147,7 @@ def table(architecture: str, may_open: bool, has_folder: bool = False) -> Syscal
 
 
 def refused_in_a_box(architecture: str) -> SyscallTable:
-    """Return the calls, or their arguments, that a program in a box may not make; raises KeyError for an architecture
+    """Return the calls, or arguments of calls, that a program in a box may not use; raises KeyError for an architecture
     that is not listed."""
     audit_arch, column = _AUDIT_ARCH[architecture], _ARCHITECTURES.index(architecture)
     refused: dict[int, tuple[Condition, ...] | None] = {each[column]: None for each in _REFUSED_IN_A_BOX.values()}
@@ -173,8 +173,8 @@ _Instruction = tuple[int, int, int, int]
 def filter_program(allowed: SyscallTable, listed_only: bool = True) -> bytes:
     """Return BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``, little-endian.
 
-    Unlisted calls pass, or with ``listed_only`` fail: with ENOSYS where callers know what to do then, with EPERM below.
-    A listed call fails where an argument is not as it should be.
+    With ``listed_only`` unlisted calls fail, with ENOSYS from FIRST_SHARED_NUMBER on and EPERM below; else they pass.
+    A listed call fails if an argument breaks a condition.
     """
     program: list[_Instruction] = [
         _step(_LOAD, 4),
@@ -201,7 +201,7 @@ def _step(code: int, k: int, if_true: int = 0, if_false: int = 0) -> _Instructio
 
 
 def _check(condition: Condition) -> list[_Instruction]:
-    """Return instructions that fail the call, or go on behind the last instruction."""
+    """Return instructions that fail the call if ``condition`` is broken, and else continue behind the last one."""
     low = 16 + 8 * condition.index
     if isinstance(condition, Within):
         refused = 0xFFFFFFFF & ~condition.bits

@@ -31,10 +31,10 @@ CUT = "\n... (the result is too long and is not fully shown)"
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """The text that the policy reads after a call, and its consequences.
+    """The text that the policy reads after a tool call, and the call's consequences.
 
-    ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if it goes on. ``over``: the
-    episode ends for another reason. ``use`` counts the call, unless the tool was never asked.
+    ``ended_with`` is the whole result of a terminal tool, which ends the episode; None if the episode goes on. ``over``
+    says that the episode ends for another reason. ``use`` counts the call; None if no tool was called.
     """
 
     text: str
@@ -48,7 +48,7 @@ async def answer(call: ToolCall | BadCall, tools: Mapping[str, Tool], lease: Lea
     """Make a call and return its result, or the error, as the agent's answer.
 
     Raises:
-        EnvironmentTimeout: a stateful tool took too long; its instance may be half changed.
+        EnvironmentTimeout: a stateful tool took too long; the instance may be half changed.
     """
     if isinstance(call, BadCall) or (tool := tools.get(call.name)) is None:
         return _mistake(mistake_of(call, tools))
@@ -82,7 +82,7 @@ async def _call(tool: Tool, arguments: Mapping[str, Any], lease: Lease) -> str:
 
 
 def joined_results(results: Sequence[str], max_tokens: int, token_spans: TokenSpans) -> str:
-    """Join the results of a turn's calls, in order, to one observation of at most so many tokens."""
+    """Join the results of a turn's calls, in order, to one observation, cut to the given number of tokens."""
     whole = render_tool_response(*results)
     cut = truncate(whole, max_tokens, token_spans)
     if cut == whole:

@@ -17,7 +17,7 @@ def _share(name: str, title: str, per: str = "tool_calls") -> BehaviorFigure:
 
 
 class ToolBehavior:
-    """Counts the quantities of the figures of tool calls."""
+    """Count what the figures of tool calls are computed from."""
 
     name = "tool calls"
     figures = (

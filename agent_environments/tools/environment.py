@@ -58,8 +58,8 @@ class ToolEnvironment:
     """An episode: the agent calls tools, or writes text, until it has an answer.
 
     A turn's calls are made one by one, in order, and answered together. A terminal tool ends the episode. A turn
-    without a call is answered by the module's reply, which ends the episode or not. Without a reply it ends the
-    episode, and its text is the answer; where a tool is terminal, it is a mistake.
+    without a call is answered by the module's reply, which may end the episode. If the module has no reply, such a turn
+    ends the episode and its text is the answer; but if the module has a terminal tool, the turn is a mistake.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class ToolEnvironment:
         """Return the next turn of the module's ``solve`` for this task, after an answer; None after the last.
 
         Raises:
-            Raised, DeadlinePassed, ProcessEnded: of ``solve``.
+            Raised, DeadlinePassed, ProcessEnded: ``solve`` raised, took too long, or ended its process.
         """
         process = await self._lease.process()
         turn: str | None = await process.ask("solve", DEADLINE_S, task_id=self._task_id, answer=answer)
         return turn
 
     async def _reply(self, text: str) -> StepResult:
-        """Answer a turn without a call."""
+        """Answer a turn that calls no tool."""
         if not self._ends_by_tool:
             self._answer = as_answer(text)
         reply = self._module.reply
@@ -144,7 +144,7 @@ class ToolEnvironment:
         self._trajectory.append({"role": role, "content": content})
 
     async def grade(self) -> Grade:
-        """Return the grade; a reward that sees a group sees this episode alone."""
+        """Return the grade of this episode; a reward for groups sees a group of this one episode."""
         grades, ungradable = await self._own_grades()
         if ungradable is not None:
             return ungradable
@@ -157,20 +157,20 @@ class ToolEnvironment:
         return replace(grade, broke=_first_break(grades) or grade.broke)
 
     async def grade_member(self) -> Member:
-        """Return the episode as rewards of a group need it, with the grades of the other rewards."""
+        """Return the episode as a group's member: what rewards for groups need, and the grades of the other rewards."""
         grades, ungradable = await self._own_grades()
         if ungradable is not None:
             return Member(ungradable)
         return Member(Grade(0.0, False, broke=_first_break(grades)), self._group_input(grades))
 
     def _group_input(self, own: Sequence[tuple[Reward, Grade]]) -> dict[str, Any]:
-        """Return the episode, with the grades of its own rewards, as plain data for the rewards that see a group."""
+        """Return the episode and the grades ``own`` as plain data for the rewards that see a group."""
         grades = {reward.name: asdict(grade) for reward, grade in own}
         return {"answer": self._answer, "trajectory": list(self._trajectory), "own": grades}
 
     async def _own_grades(self) -> tuple[list[tuple[Reward, Grade]], Grade | None]:
-        """Return the grade of each reward that sees the episode alone; and the episode's grade, if one of them that
-        counts, or that a reward of the group reads, is ungradable."""
+        """Return the grades by the rewards that see only this episode. If such a grade is ungradable and counts, or is
+        read by a reward of the group, also return it as the episode's grade; else None."""
         read_by_group = any(each.takes_rewards for each in self._module.rewards)
         self._judge_until = running_time.now() + JUDGE_PATIENCE_S
         grades: list[tuple[Reward, Grade]] = []
@@ -211,8 +211,8 @@ def _first_break(grades: Sequence[tuple[Reward, Grade]]) -> Broke | None:
 
 
 def as_answer(text: str) -> str:
-    """Return a turn as the answer: without white space at its ends, but with the indentation of its first line, as the
-    body of a function has it.
+    """Return a turn's text as the answer: white space at both ends is removed, but not the first line's indentation,
+    which the body of a function needs.
     """
     text = re.sub(r"\A(\s*\n)+", "", text).rstrip()
     return text if text.startswith(("  ", "\t")) else text.lstrip()
@@ -226,24 +226,24 @@ class ToolPool:
     """Lends :class:`ToolEnvironment`.
 
     Args:
-        module: the user's: path of a Python file, or a dotted module path.
-        tasks: a JSONL file, or one for each split, in place of the module's ``TASKS``.
+        module: the user's module: path of a Python file, or a dotted module path.
+        tasks: a JSONL file, or one file per split, in place of the module's ``TASKS``.
         dataset: the name printed with every score; the module's own unless given.
-        max_worlds: episodes at the same time, each with a process of its own, and an instance that stateful tools
-            or the reply work on.
-        instance_deadline_s: for making, resetting and closing an instance.
+        max_worlds: the largest number of episodes at a time. Each has its own process, and its own instance if stateful
+            tools or the reply need one.
+        instance_deadline_s: seconds for making, for resetting and for closing an instance.
         observation_max_tokens: a reply, or the results of a turn's calls together, are cut to this many tokens.
-        mcp: MCP servers whose tools are offered too: name -> the other arguments of
+        mcp: MCP servers whose tools are also offered: name -> the other arguments of
             :class:`~loop_contrib.mcp_tools.mcp_server.McpServer`.
         judge: the model that rewards may ask, the arguments of :class:`~loop_contrib.chat_model.ChatEndpoint`.
-        code: ``python`` or ``shell``: the agent may run code in a box of its own; or the options of
-            :class:`~loop_contrib.code_tool.python_tool.CodeLimits`.
-        variables: variables for the processes of the module's functions, beside those that every program inherits;
-            other variables of the node, which may be keys, are not there.
+        code: ``python`` or ``shell``, or the options of :class:`~loop_contrib.code_tool.python_tool.CodeLimits`; the
+            agent may then run code in a box of its own.
+        variables: environment variables for the module's functions, beside those that every program inherits. The
+            functions see no other variables of the node, because those may hold keys.
         held_out: how many groups of the tasks without a split form the split ``held_out`` and leave ``train``.
 
     Raises:
-        ValueError: anything wrong with the module or the tasks; one line.
+        ValueError: something is wrong with the module or the tasks; the message is one line.
     """
 
     description = Description(behavior=(TOOLS_BEHAVIOR,))
@@ -321,7 +321,7 @@ class ToolPool:
             raise EnvironmentCrashed(f"{error}; {warning}") if warning else error from None
 
     def _describe(self) -> None:
-        """Describe the groups of tasks, and the identity of scores: digests of code, tasks, and tool schemas."""
+        """Set the description: the groups of tasks, and the digests of code, tasks and tool schemas behind a score."""
         schemas = [tool.schema for tool in self.module.tools.values()]
         groups = self.module.tasks.groups
         self.description = replace(
@@ -332,7 +332,7 @@ class ToolPool:
         )
 
     def _hidden_variable(self, pattern: str, text: str) -> str | None:
-        """Return a line on the first word of a text that is the node's variable and not the module's processes'."""
+        """Return a hint on the first word in a text that names a variable of the node that the module cannot see."""
         hidden = os.environ.keys() - self._variables.keys()
         name = next((word for word in re.findall(pattern, text) if word in hidden), None)
         cure = f"set node.environment.variables.{name}='${{oc.env:{name}}}'"
@@ -345,7 +345,7 @@ class ToolPool:
         return self.module.tasks.split(split)
 
     def field_answers(self, task_id: str) -> list[tuple[str, str]]:
-        """Return the fields of a task that may be its right answer, each with the turn of an agent that gives it."""
+        """Return (field, turn) for each field of a task that may be its right answer; the turn gives this answer."""
         return field_answers(self.module.rewards, self.module.tools.values(), self.module.tasks[task_id])
 
     def check_tasks(self, task_ids: Sequence[str]) -> None:
@@ -357,11 +357,11 @@ class ToolPool:
         return ToolEnvironment(self.module, lease, None if self._code is None else self._code.session(), *self._cut)
 
     def grades_groups(self, task_id: str) -> bool:
-        """Return whether a reward of the module sees a group."""
+        """Return whether a reward of the module sees all episodes of a task at once."""
         return self.module.grades_groups
 
     async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
-        """Return the grades of a task's episodes, in a process that none of them ran in."""
+        """Return the grades of a task's episodes, computed in a process in which none of the episodes ran."""
         from agent_environments.tools.group import group_grades  # most rewards see an episode alone
 
         lease = await self._instances.acquire()

@@ -34,12 +34,12 @@ from loop_plumbing.plug_ins import load_part
 
 
 class ToolCalls:
-    """The calls that a tool process answers.
+    """Answer the calls to a tool process.
 
     Args:
-        deadline_s: for making, resetting and closing an instance.
+        deadline_s: seconds for making, for resetting and for closing an instance.
         judge: the model that rewards may ask.
-        instance: the instance of a class that is made before the fork.
+        instance: an instance that was made before the fork.
     """
 
     def __init__(self, module: ToolModule, deadline_s: float, judge: Any = None, instance: Any = None) -> None:
@@ -65,7 +65,7 @@ class ToolCalls:
             return {"crashed": str(error)}
 
     def _cure(self, error: Exception) -> str:
-        """Return a hint for a relative path that leads to a file from where the module was imported."""
+        """Return a hint if a missing file's relative path exists in the folder where the module was imported."""
         missing = error.__cause__
         if not isinstance(missing, FileNotFoundError) or not isinstance(missing.filename, str):
             return ""
@@ -74,11 +74,11 @@ class ToolCalls:
         return " (an episode has a folder of its own: begin the path with Path(__file__).parent)"
 
     def digests(self) -> dict[str, str]:
-        """Return a digest for each task."""
+        """Return a mapping of task ids to digests."""
         return digests(self._module)
 
     def make(self) -> None:
-        """Make the instance."""
+        """Make an instance of the module's class."""
         assert self._module.instance_class is not None, "the node asks for one where there is a class"
         self._instance = deadline.call(self._module.instance_class, {}, self._deadline_s)
 
@@ -93,8 +93,8 @@ class ToolCalls:
     def call(
         self, tool: str, arguments: dict[str, Any], code_folder: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Return the result of a tool as text, cut to the characters that the agent reads, and the changed files of
-        the agent's code."""
+        """Call a tool; return its result as text, cut to what the agent reads, and the files of the agent's code that
+        the tool changed."""
         function = self._module.tools[tool]
         assert isinstance(function, FunctionTool), "the node asks others itself"
         before = unpacked(code_folder or {})
@@ -108,7 +108,7 @@ class ToolCalls:
         return {"text": text, "changed": packed(changed)}
 
     def check(self, schema: dict[str, Any], arguments: dict[str, Any], within_s: float) -> None:
-        """Check the arguments of an MCP server's tool, which the node calls itself."""
+        """Check the arguments for a tool of an MCP server; the node itself calls the tool."""
         values = {"schema": schema, "arguments": arguments}
         deadline.call(_check_by_schema, values, within_s, through=(WrongArguments,))
 
@@ -143,7 +143,7 @@ class ToolCalls:
         judge_s: float,
         code_folder: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the fields of the grade that the reward of this name gives.
+        """Return the fields of the grade that the named reward gives an episode.
 
         Args:
             judge_s: seconds that a judge has to answer.
@@ -159,10 +159,10 @@ class ToolCalls:
     def grade_group(
         self, reward: str, task_id: str, members: list[dict[str, Any]], judge_s: float
     ) -> list[dict[str, Any]]:
-        """Return the fields of the grades that the reward of this name gives the episodes of a group, in their order.
+        """Return the fields of the grades that the named reward gives the members of a group, in their order.
 
         Args:
-            members: ``answer``, ``trajectory`` and ``rewards`` of each.
+            members: ``answer``, ``trajectory`` and ``rewards`` of each episode.
             judge_s: seconds that a judge has to answer.
         """
         episodes = {
@@ -176,7 +176,7 @@ class ToolCalls:
         return [_fields(grade, self._reward(reward)) for grade in grades]
 
     def _task(self, task_id: str) -> dict[str, Any]:
-        """Return a copy of the task, so that a reward's changes to it reach no other."""
+        """Return a copy of the task, so that a reward that changes the task affects no other reward."""
         return copy.deepcopy(dict(self._module.tasks[task_id]))
 
     def _reward(self, name: str) -> Reward:
@@ -185,7 +185,7 @@ class ToolCalls:
 
     @contextlib.contextmanager
     def _judging(self, seconds: float) -> Iterator[None]:
-        """Let a reward ask the judge meanwhile; raises the judge's failures at the end."""
+        """Let a reward ask the judge within the block; at the end, raise the judge's failures."""
         if self._judge is not None:
             self._judge.answer_within(seconds)
         try:
@@ -200,7 +200,7 @@ class ToolCalls:
 
 
 def _fields(grade: Grade, given_by: Reward) -> dict[str, Any]:
-    """Return the fields of a grade; values that JSON cannot hold are refused, as for every environment."""
+    """Return a grade's fields as JSON can hold them; other values are refused, as for every environment."""
     try:
         return asdict(plain_grade(grade))
     except ValueError as error:
@@ -208,9 +208,9 @@ def _fields(grade: Grade, given_by: Reward) -> dict[str, Any]:
 
 
 def _check_by_schema(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise WrongArguments where a schema does not allow the arguments.
+    """Raise WrongArguments if a schema does not allow the arguments.
 
-    A pattern of the schema may take for ever over a text, and holds its process meanwhile.
+    Matching a pattern of the schema may take for ever and blocks this process.
     """
     import jsonschema  # which most modules do without
 
@@ -219,7 +219,7 @@ def _check_by_schema(schema: Mapping[str, Any], arguments: Mapping[str, Any]) ->
 
 
 def digests(module: ToolModule) -> dict[str, str]:
-    """Return a digest for each task, by id."""
+    """Return a mapping of task ids to digests of the tasks."""
     return {str(task["id"]): tasks_digest([task]) for task in module.tasks.all()}
 
 

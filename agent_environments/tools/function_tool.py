@@ -53,7 +53,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 class OwnFunction:
-    """A function of the user's, or a method of the instance's class (``stateful``). Called from Python it is the
+    """A user's function, or a method of the instance's class (``stateful``). Calling this object from Python calls the
     function itself.
     """
 
@@ -72,12 +72,12 @@ class OwnFunction:
         return types.MethodType(self.function, instance) if instance is not None and self.stateful else self
 
     def bound(self, instance: Any) -> Callable[..., Any]:
-        """Return the function, or the method of ``instance``."""
+        """Return the function, or the method bound to ``instance``."""
         return types.MethodType(self.function, instance) if self.stateful else self.function
 
 
 class FunctionTool(OwnFunction, Tool):
-    """A function that the policy can call; :func:`tool` makes it."""
+    """A function that the policy can call; :func:`tool` makes such objects."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class FunctionTool(OwnFunction, Tool):
 
     @functools.cached_property
     def _model(self) -> type[BaseModel]:
-        """The arguments as a pydantic model; built when first used, when all names in the type hints are known.
+        """The pydantic model of the arguments; built at its first use, when all names in the type hints are known.
 
         Fields have numbers, and aliases that are the parameters' names, which may be any (``schema``, ``_x``).
 
         Raises:
-            ValueError: a signature that no JSON schema can say.
+            ValueError: no JSON schema can express the signature.
         """
         try:
             hints = get_type_hints(_written(self.function)[0], include_extras=True)
@@ -154,7 +154,7 @@ class FunctionTool(OwnFunction, Tool):
         return schema
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the function wants them.
+        """Check the arguments and convert them to the types of the function's hints.
 
         Raises:
             WrongArguments: the function does not take these arguments.
@@ -203,7 +203,7 @@ class FunctionTool(OwnFunction, Tool):
 
         Raises:
             WrongArguments, Raised, DeadlinePassed: the arguments are wrong, or the function raised or took too long.
-            ToolError: the result cannot be shown.
+            ToolError: the result cannot be shown as text.
         """
         checked = deadline.call(self.check, {"arguments": arguments}, self.deadline_s, through=(WrongArguments,))
         if self.takes_code_folder:
@@ -215,7 +215,7 @@ def result_text(result: Any, deadline_s: float) -> str:
     """Return a function's result as text.
 
     Raises:
-        ToolError: the result has no text. Raised, DeadlinePassed: a method of it raised, or took too long.
+        ToolError: the result has no text. Raised, DeadlinePassed: a method of the result raised, or took too long.
     """
     try:
         return str(deadline.call(as_text, {"result": result}, deadline_s, through=(ValueError,)))
@@ -224,7 +224,7 @@ def result_text(result: Any, deadline_s: float) -> str:
 
 
 def callable_of(function: Any) -> Callable[..., Any]:
-    """Return the function that a call of a decorated one runs: for a static method, the function itself.
+    """Return the function that runs when a decorated object is called; for a static method, the underlying function.
 
     Raises:
         ValueError: the decorated object is not a function, or is a generator.
@@ -238,12 +238,12 @@ def callable_of(function: Any) -> Callable[..., Any]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return a function's name; of a partial, its function's; of an object that can be called, its class's."""
+    """Return a function's name; for a partial, its function's name; for a callable object, its class's name."""
     return str(_written(function)[1])
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function but those that a partial has bound already."""
+    """Return the parameters of a function, without those that a partial has already bound."""
     bound = function.keywords if isinstance(function, functools.partial) else {}
     parameters = inspect.signature(function).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in bound}
@@ -260,7 +260,7 @@ def _written(function: Any) -> tuple[Callable[..., Any], str, str]:
 
 
 def _description_of(hint: Any, default: Any) -> str | None:
-    """Return a parameter's description in its type hint or default: pydantic's Field, a text, or typing's Doc."""
+    """Return a parameter's description from its type hint or default: pydantic's Field, a text, or typing's Doc."""
     field = FieldInfo.from_annotation(hint) if default is ... else FieldInfo.from_annotated_attribute(hint, default)
     if field.description is not None:
         return field.description
@@ -269,15 +269,15 @@ def _description_of(hint: Any, default: Any) -> str | None:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Writes a schema without titles, which only repeat the names and cost tokens."""
+    """Write a schema without titles, because titles only repeat the names and cost tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _finite(value: Any) -> bool:
-    """Return whether an argument holds neither NaN nor infinity, defaults aside; pydantic does not check the user's own
-    models, nor Any."""
+    """Return whether an argument holds neither NaN nor infinity, apart from defaults; pydantic does not check users'
+    models or Any."""
     if isinstance(value, BaseModel):
         value = [getattr(value, name) for name in value.model_fields_set]
     elif is_dataclass(value):  # a dataclass does not know which fields were passed
@@ -319,15 +319,15 @@ def tool(
     max_characters: int = MAX_CHARACTERS,
     deadline_s: float = DEADLINE_S,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Make a tool of a function, sync or async; of a method, a tool that works on the episode's own instance.
+    """Make a tool from a sync or async function; a tool from a method works on the episode's own instance.
 
     Args:
-        name: the function's own name, unless given.
-        description: the docstring but for parameters, results and errors, unless given.
-        terminal: a call that succeeds ends the episode; its result is the answer that the reward judges.
+        name: the tool's name; by default the function's name.
+        description: by default the docstring without its sections on parameters, results and errors.
+        terminal: whether a successful call ends the episode; its result is then the answer that the reward judges.
         max_characters: the length at which a result is cut.
-        deadline_s: seconds for a call. A stateless tool that takes longer gives the policy an error; a stateful one
-            ends the episode, because the instance may still be changing.
+        deadline_s: seconds for a call. If a stateless tool takes longer, the policy gets an error. If a stateful tool
+            takes longer, the episode ends, because the instance may still be changing.
     """
 
     def decorate(function: Callable[..., Any]) -> FunctionTool:

@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 async def group_grades(
     process: ForkedProcess, rewards: Sequence[Reward], task_id: str, inputs: Sequence[Mapping[str, Any]]
 ) -> list[Grade]:
-    """Return the grade of each episode of a group, from its own rewards and those of the group.
+    """Return the grade of each episode of a group, from the episode's own rewards and the rewards for groups.
 
-    A reward of the group that raises, or does not return a value for each, grades none of them. Where it raises over
-    one episode alone, or returns something else than a number for it, only that episode has no grade.
+    If a reward for groups raises, or does not return one value per episode, it grades none of them. But if the reward
+    raises only because of one episode, or returns no number for it, only that episode has no grade.
 
     Args:
         process: a process that has imported the module.
         rewards: all rewards of the module.
-        inputs: each with its ``answer``, ``trajectory`` and ``own`` grades by reward, as a process sent them.
+        inputs: each episode's ``answer``, ``trajectory`` and ``own`` grades by reward, as a process sent them.
     """
     own = [{name: grade_of(fields) for name, fields in member["own"].items()} for member in inputs]
     members = [
@@ -73,7 +73,7 @@ async def _grades_of_each(
     members: Sequence[Mapping[str, Any]],
     name: str,
 ) -> list[Grade]:
-    """Return a reward's grade of each episode. One over which it raises alone is ungradable and leaves the group.
+    """Return a reward's grade of each episode. An episode over which the reward raises is ungradable and left out.
 
     Raises:
         Raised, DeadlinePassed, ProcessEnded: the reward fails without these episodes too.
@@ -95,7 +95,7 @@ async def _grades_of_each(
 
 
 def _stated(grades: Mapping[str, Grade]) -> dict[str, float]:
-    """Return the number that each reward of an episode returned; a reward without a grade is left out."""
+    """Return reward name -> the number that the reward returned for an episode, without ungradable ones."""
     return {
         name: {**grade.rewards, **grade.metrics}.get(name, grade.reward)
         for name, grade in grades.items()

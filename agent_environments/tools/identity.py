@@ -17,7 +17,7 @@ _INSTALLED = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "p
 
 
 def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return digests (16 hexadecimal digits) of the code and the tasks on which a score in this environment depends.
+    """Return digests (16 hexadecimal digits) of the code and the tasks on which an environment's scores depend.
 
     Args:
         module: path of a Python file, or a dotted module path, as a config names it.
@@ -34,10 +34,10 @@ def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def code_digest(module: str) -> str:
-    """Return the digest of a module's file and of the files beside it that it imports, wherever their folder lies.
+    """Return one digest of a module's file and the files beside it that it imports, wherever their folder lies.
 
-    Of a package that it imports all files count, so an installed module rests on its own package alone. A comment
-    counts as a change.
+    All files of an imported package count, so the digest of an installed module depends only on its own package. A
+    changed comment changes the digest.
 
     Raises:
         ValueError: the module does not exist.
@@ -58,7 +58,7 @@ def code_digest(module: str) -> str:
 
 
 def _imports(source: bytes) -> set[str]:
-    """Return the modules and packages that some code imports by absolute names, in its functions too."""
+    """Return the modules and packages that some code imports by absolute names, also within functions."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):  # a neighbour for another Python, whose import is guarded
@@ -69,7 +69,7 @@ def _imports(source: bytes) -> set[str]:
 
 
 def _place_of(module: str) -> tuple[Path, Path, set[str]]:
-    """Return a module's file, the folder in which its imports are searched, and the package that it is of, if any."""
+    """Return a module's file, the folder in which its imports are searched, and its package, if any."""
     if module.endswith(".py"):
         file = Path(module).resolve()
         return file, file.parent, set()
@@ -83,8 +83,8 @@ def _place_of(module: str) -> tuple[Path, Path, set[str]]:
 
 
 def tasks_digest(tasks: Iterable[Mapping[str, Any]], folder: str = "") -> str:
-    """Return the digest of some tasks: the same for the same tasks in any order, and wherever the ``folder`` lies whose
-    files they name, if one is given with the ``/`` at its end."""
+    """Return a digest of some tasks that does not depend on their order. If the tasks name files in ``folder`` (given
+    with a ``/`` at its end), the digest does not depend on where the folder lies."""
     texts = [json.dumps(plain(task, ())) for task in tasks]
     here = json.dumps(folder)[1:-1]
     return digest(sorted(text.replace(here, "./") if here else text for text in texts))
@@ -96,10 +96,10 @@ def digest(data: object) -> str:
 
 
 def plain(value: Any, within: tuple[int, ...]) -> Any:
-    """Return any value as JSON has it, the same for equal values in another process.
+    """Convert any value to JSON types; equal values in different processes give the same result.
 
     Args:
-        within: ids of the objects that it is part of, so that one that holds itself ends.
+        within: ids of the objects that hold the value, so that an object that holds itself does not recurse for ever.
     """
     if value is None or isinstance(value, bool | int | str):
         return value

@@ -33,7 +33,7 @@ def _message_of(error: Exception) -> str:
 
 
 class Lease:
-    """The processes of one episode, one after the other, until :meth:`end`."""
+    """Lend one episode a process, and a new process if the old one has ended, until :meth:`end`."""
 
     def __init__(self, pool: InstancePool, process: ForkedProcess) -> None:
         self._pool = pool
@@ -45,7 +45,7 @@ class Lease:
         """True once the process holds an instance, without which the episode cannot go on."""
 
     async def process(self) -> ForkedProcess:
-        """Return the episode's process, once it makes no other call; where it has ended, a new one.
+        """Wait until the episode's process makes no other call and return it; if it has ended, return a new process.
 
         Raises:
             EnvironmentCrashed: no process can be forked.
@@ -60,7 +60,7 @@ class Lease:
         """Put the instance into the task's first state; return the text that it shows, "" for nothing.
 
         Raises:
-            EnvironmentCrashed: the reset failed; that of another instance may succeed.
+            EnvironmentCrashed: the reset failed; the reset of another instance may succeed.
         """
         try:
             text: str = await (await self.process()).ask("reset", self._pool.deadline_s, task_id=task_id)
@@ -71,7 +71,7 @@ class Lease:
 
     @contextlib.contextmanager
     def at_work(self, what: str) -> Iterator[None]:
-        """Let ``what`` work on the instance meanwhile; if it takes too long, the instance stays half changed.
+        """Let ``what`` work on the instance within the block; after a timeout the instance may be half changed.
 
         Raises:
             EnvironmentTimeout: the work took too long, or the instance is gone.
@@ -91,14 +91,14 @@ class Lease:
 
 
 class InstancePool:
-    """A process, and an instance, for each of ``size`` episodes at a time.
+    """Lend a process, with an instance, to each of at most ``size`` episodes at a time.
 
     Args:
         server: forks the processes.
-        module: as this process has imported it. The server's import must have given the same tasks, or a question
-            would come from one draw of them, and the reward's right answer from another.
+        module: the module that this process has imported. The server's import must have given the same tasks; else the
+            question would come from one random draw of tasks, and the reward's right answer from another.
         size: the number of episodes at a time.
-        deadline_s: seconds for making, resetting and closing an instance. ``close()`` is called if it has that method.
+        deadline_s: seconds for making, for resetting and for closing an instance (by ``close()``, if it has one).
     """
 
     def __init__(self, server: ForkServer, module: ToolModule, size: int, deadline_s: float) -> None:
@@ -112,14 +112,14 @@ class InstancePool:
         self._slots = Slots(size)
 
     def status(self) -> PoolStatus:
-        """Return how many episodes have a process, how many wait for one, and how many processes were replaced."""
+        """Return how many episodes have a process or wait for a process, and how many processes were replaced."""
         return PoolStatus(open_worlds=self._slots.taken, waiting=self._slots.waiting, restarts=self._replaced)
 
     async def open(self) -> None:
-        """Start the server, and make an instance, to check that it can be made.
+        """Start the server, and check that an instance can be made.
 
         Raises:
-            EnvironmentCrashed: making it fails, or another import of the module gives other tasks.
+            EnvironmentCrashed: the instance cannot be made, or the server's import of the module gave other tasks.
         """
         process = await self._fork()
         if process.ready["makes"] and self._made_in_s > SLOW_INSTANCE_S:
@@ -131,7 +131,7 @@ class InstancePool:
         await self._end(process)
 
     async def acquire(self) -> Lease:
-        """Start a process for one episode; waits while all slots are taken.
+        """Wait for a free slot, then start a process for one episode.
 
         Raises:
             EnvironmentCrashed: the process could not be started, or the pool is closed.
@@ -153,7 +153,7 @@ class InstancePool:
         return await self._fork()
 
     async def take_back(self, process: ForkedProcess) -> None:
-        """End an episode's process, and give back its place."""
+        """End an episode's process and free the episode's slot."""
         try:
             await self._end(process)
         finally:
@@ -181,7 +181,7 @@ class InstancePool:
         return process
 
     def _difference(self, theirs: dict[str, str]) -> str:
-        """Return one line that names a task which differs in the server's import."""
+        """Return a line that names a task that differs between the server's import and ours."""
         ours = digests(self._module)
         different = [task for task in ours if theirs.get(task) != ours[task]] or sorted(theirs.keys() - ours)
         return (

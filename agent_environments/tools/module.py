@@ -28,12 +28,12 @@ DECORATORS = ("reply", "reward", "tool")
 
 @dataclass(frozen=True)
 class ToolModule:
-    """The parts of a tool environment.
+    """The parts that a user's module gives a tool environment.
 
     Attributes:
         name: the dataset's name, unless a config gives it another.
-        instance_class: the class of the instances that stateful tools, or the reply, work on; None without such.
-        reply: answers a turn without a call; None if such a turn is the answer, or a mistake.
+        instance_class: the class of the instances on which stateful tools or the reply work; None if there is none.
+        reply: answers a turn that calls no tool; None if such a turn is the answer, or a mistake.
         instructions: the beginning of the system message.
         solve: gives the right turns of a task; None if the file has no such function.
     """
@@ -49,7 +49,7 @@ class ToolModule:
 
     @property
     def moves(self) -> str:
-        """A line on an agent's possible actions."""
+        """One line that lists an agent's possible actions."""
         ends_by_tool = any(tool.terminal for tool in self.tools.values())
         text = f"answered by {self.reply.name}" if self.reply else "a mistake" if ends_by_tool else "the answer"
         calls = f"calls of {', '.join(self.tools)}; a turn without one is " if self.tools else "its text is "
@@ -67,20 +67,20 @@ class ToolModule:
         return [*tools, *(f"reward {each.name}" for each in self.rewards if each.takes_code_folder)]
 
     def with_tools(self, more: Sequence[Tool]) -> ToolModule:
-        """Return the same with tools from elsewhere; raises ValueError for two of one name."""
+        """Return a copy with additional tools; raises ValueError if two tools have the same name."""
         return replace(self, tools=_by_name([*self.tools.values(), *more]))
 
 
 def load_module(name: str, tasks: object = None, alone: bool = False) -> ToolModule:
-    """Import a user's module and take its parts: tools, a reply, rewards, ``TASKS`` and ``INSTRUCTIONS``.
+    """Import a user's module and return its parts: tools, a reply, rewards, ``TASKS`` and ``INSTRUCTIONS``.
 
     Args:
         name: path of a Python file, or a dotted module path.
         tasks: in place of the module's own ``TASKS``; see :func:`~agent_environments.tools.tasks.read_tasks`.
-        alone: this process serves no other module, so the modules beside the file stay what its functions import.
+        alone: whether this process serves no other module; the modules beside the file then stay importable.
 
     Raises:
-        ValueError: the module cannot be imported, or a part is missing, wrong or there twice; one line.
+        ValueError: the module cannot be imported, or a part is missing, wrong or doubled; the message is one line.
     """
     file = Path(name).resolve() if name.endswith(".py") else None
     with neighbours_of(file, alone) if file is not None and file.is_file() else contextlib.nullcontext():
@@ -104,7 +104,7 @@ def _import(name: str, file: Path | None) -> ModuleType:
 
 
 def _cure(error: BaseException) -> str:
-    """Return the cure for a decorator that was imported otherwise than it is; "" for another error."""
+    """Return the cure if a decorator was imported from the wrong place; "" for other errors."""
     named = (error.name or "").partition(".")[0] if isinstance(error, ImportError | NameError) else ""
     if named in DECORATORS or (isinstance(error, ImportError) and re.match("loop|torchtune_loop|agent_env", named)):
         return f": the decorators come by `from agent_environments.tools import {', '.join(DECORATORS)}`"
@@ -150,7 +150,7 @@ def _check_question(task: Mapping[str, Any], optional: bool) -> None:
 
 
 def _methods(owner: type) -> list[Tool | Reply]:
-    """Return the tools and the reply of a class, inherited ones first."""
+    """Return the tools and the reply that a class defines, inherited ones first."""
     attributes: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
         attributes |= vars(base)
@@ -158,7 +158,7 @@ def _methods(owner: type) -> list[Tool | Reply]:
 
 
 def _unwrapped(values: Iterable[Any]) -> list[Any]:
-    """Return the values, static methods as functions; raises ValueError for a tool that another decorator hides."""
+    """Return the values, with static methods as functions; raises ValueError if another decorator hides a tool."""
     ours: tuple[type[Any], ...] = (Tool, Reply, Reward)
     unwrapped = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
     for value in unwrapped:

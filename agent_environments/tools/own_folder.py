@@ -25,10 +25,10 @@ FOLDER = "LOOP_FOLDER_OF_TOOLS"
 
 
 class _FromSource(importlib.machinery.SourceFileLoader):
-    """Compiles a file anew each time.
+    """Compile a file anew at each import.
 
-    Python recognizes bytecode by the second in which its source was written and by its size, so it would run the old
-    code of a grader that was mended within the same second at the same length.
+    Python matches bytecode to its source by the time of writing, in seconds, and by the size. It would run old code of
+    a grader that was mended within the same second without a change in length.
     """
 
     def path_stats(self, path: str) -> dict[str, float]:
@@ -36,7 +36,7 @@ class _FromSource(importlib.machinery.SourceFileLoader):
 
 
 def spec_of(file: Path) -> importlib.machinery.ModuleSpec:
-    """Return the spec of a user's file, whose name ends in .py."""
+    """Return the import spec of a user's file, whose name ends in .py."""
     name = f"{__name__}.{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     assert spec is not None, "the name ends in .py"
@@ -44,7 +44,7 @@ def spec_of(file: Path) -> importlib.machinery.ModuleSpec:
 
 
 class _Neighbours:
-    """Finds the modules and packages of a folder; one without ``__init__.py`` only if nothing else has its name."""
+    """Find a folder's modules and packages; a package without ``__init__.py`` only if nothing else has its name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
@@ -66,11 +66,11 @@ class _Neighbours:
 
 @contextlib.contextmanager
 def neighbours_of(file: Path, stay: bool = False) -> Iterator[None]:
-    """Let the neighbours of ``file`` be imported meanwhile; their modules are forgotten at the end.
+    """Let modules beside ``file`` be imported within the block; at its end these modules are forgotten.
 
     Args:
-        stay: keep them importable, in a process that serves this file alone: its functions may import them when they
-            are called, and so may the processes that it starts.
+        stay: whether the modules stay importable, in a process that serves only this file. The file's functions, and
+            the processes that they start, may then import the modules later.
     """
     folder = file.parent
     finder = _Neighbours(folder)

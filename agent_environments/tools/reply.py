@@ -13,7 +13,7 @@ from loop_plumbing.names import explained
 
 
 class Reply(OwnFunction):
-    """A function that answers a turn; :func:`reply` makes it. Called from Python it is the function itself."""
+    """A function that answers a turn, made by :func:`reply`. Calling this object from Python calls the function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -26,7 +26,7 @@ class Reply(OwnFunction):
 
         Raises:
             Raised, DeadlinePassed: the function raised, or took too long.
-            ToolError: the result cannot be shown.
+            ToolError: the result cannot be shown as text.
         """
         answer = deadline.call(functools.partial(self.bound(instance), text), {}, DEADLINE_S)
         return None if answer is None else result_text(answer, DEADLINE_S)
@@ -34,8 +34,8 @@ class Reply(OwnFunction):
 
 @explained
 def reply(function: Callable[..., Any]) -> Reply:
-    """Make a reply of a function, sync or async; of a method, one that works on the episode's own instance.
+    """Make a reply from a sync or async function; a reply from a method works on the episode's own instance.
 
-    It takes the text of a turn that calls no tool, and returns the text that answers it. None ends the episode.
+    The function takes the text of a turn that calls no tool and returns the answering text; None ends the episode.
     """
     return Reply(function)

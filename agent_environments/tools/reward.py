@@ -40,7 +40,7 @@ DEADLINE_S, LONGEST_S = 600.0, 3000.0
 
 
 class NoGrade(ValueError):
-    """A reward did not return a grade; ``place`` is its own file and line."""
+    """A reward did not return a grade; ``place`` is the reward's file and line."""
 
     def __init__(self, message: str, place: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class NoGrade(ValueError):
 
 
 class Reward(OwnFunction):
-    """A function that grades an episode; :func:`reward` makes it. Called from Python it is the function itself."""
+    """A function that grades an episode, made by :func:`reward`. Calling this object from Python calls the function."""
 
     def __init__(
         self,
@@ -78,37 +78,37 @@ class Reward(OwnFunction):
 
     @property
     def takes_instance(self) -> bool:
-        """Return whether it takes the instance that the episode's tools worked on."""
+        """Return whether the reward takes the instance on which the episode's tools worked."""
         return "instance" in self.passed
 
     @property
     def takes_judge(self) -> bool:
-        """Return whether it asks the model that the config names."""
+        """Return whether the reward asks the model that the config names."""
         return "judge" in self.passed
 
     @property
     def takes_code_folder(self) -> bool:
-        """Return whether it reads the files that the agent's code left."""
+        """Return whether the reward reads the files that the agent's code left."""
         return "code_folder" in self.passed
 
     @property
     def takes_rewards(self) -> bool:
-        """Return whether it takes the numbers of the other rewards for each episode of a group."""
+        """Return whether the reward takes the numbers of the other rewards for each episode of a group."""
         return self.group and "rewards" in self.passed
 
     @property
     def place(self) -> str:
-        """``file:line`` of its function; "" where that is not Python."""
+        """``file:line`` of the reward's function; "" if the function is not written in Python."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def task_fields(self) -> list[str]:
-        """The fields of a task that it reads."""
+        """The names of the task's fields that the reward reads."""
         return [name for name in self.passed if name not in self._own_names]
 
     def check_task(self, task: Mapping[str, Any]) -> None:
-        """Raise ValueError where a task has no value for a parameter, or a field that an episode's value would hide."""
+        """Raise ValueError if a task lacks a parameter's value, or has a field that an episode's value would hide."""
         for parameter in self.passed.values():
             name = parameter.name
             if name in self._own_names and name in task:
@@ -133,8 +133,8 @@ class Reward(OwnFunction):
 
         Raises:
             Raised, DeadlinePassed: the function raised, or took too long.
-            NoGrade: it returned something else than a number on its scale, True, False or a Grade. One that weighs
-                nothing may return any finite number.
+            NoGrade: the function returned something other than a number on its scale, True, False or a Grade. A
+                reward of weight 0 may return any finite number.
         """
         result = self._called({**task, **episode})
         try:
@@ -147,14 +147,14 @@ class Reward(OwnFunction):
 
         Args:
             task: the task's fields.
-            episodes: for each of :data:`GROUP_NAMES` but the judge a list, as long as the group.
+            episodes: for each of :data:`GROUP_NAMES` except the judge, a list with one item per episode.
 
-        An episode for which it returned something else than :meth:`grade` takes is ungradable, and says so in its
-        ``broke``.
+        An episode for which the function returned a value that :meth:`grade` refuses is ungradable; the grade's
+        ``broke`` says so.
 
         Raises:
             Raised, DeadlinePassed: the function raised, or took too long.
-            NoGrade: the reward returned something else than a list of one value for each episode.
+            NoGrade: the function did not return a list with one value for each episode.
         """
         size = len(episodes["answers"])
         result = self._called({**task, **episodes})
@@ -196,9 +196,9 @@ class Reward(OwnFunction):
 
 
 def together(grades: Sequence[tuple[Reward, Grade]]) -> Grade:
-    """Return the grade of an episode from those of its rewards: their mean by weights, success if all say so.
+    """Return an episode's grade from the grades of its rewards: their weighted mean, and success if all succeed.
 
-    One reward alone is its own grade, which names no parts unless the number that it returned was on another scale.
+    A single reward's grade is the episode's grade; it names no parts unless the reward has a scale of its own.
     """
     counted = [(each.weight, grade) for each, grade in grades if each.weight > 0.0]
     ungradable = next((grade.ungradable for _, grade in counted if grade.ungradable is not None), None)
@@ -243,30 +243,30 @@ def reward(
     group: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> Reward | Callable[[Callable[..., Any]], Reward]:
-    """Make a reward of a function, sync or async.
+    """Make a reward from a sync or async function.
 
-    Its parameters are filled by name: ``answer`` (the result of the terminal tool, or the text of the turn that called
-    no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role", "content"}),
-    ``instance`` (the one that the episode's tools worked on), ``judge`` (asks the model that the config names, see
+    The function's parameters are filled by name: ``answer`` (the result of the terminal tool, or the text of the turn
+    that called no tool; "" if there was neither), ``trajectory`` (the episode's messages, a list of {"role",
+    "content"}), ``instance`` (on which the episode's tools worked), ``judge`` (asks the config's judge model, see
     :class:`~loop_contrib.judge.judge.Judge`), ``code_folder`` (the files that the agent's code left, name -> bytes),
     and any field of the task.
 
-    It returns a number in [0, 1], where 1 is success; True or False; or a :class:`~agent_environments.protocol.Grade`.
+    It returns a number in [0, 1] (1 is success), True, False or a :class:`~agent_environments.protocol.Grade`.
 
     Args:
-        weight: its weight in the mean of several rewards, which is the episode's; 0: it is a metric only.
-        name: its name in the record; the function's own unless given.
-        scale: the lowest and the highest number that it returns, where these are not 0 and 1.
-        group: it sees all rollouts of the task at once, and returns a list with such a number for each. Its parameters
-            are ``answers``, ``trajectories``, ``rewards`` (of each the numbers of the other rewards, by name),
-            ``judge`` and the task's fields.
-        deadline_s: seconds for a call, without a judge's time; a longer one raises.
+        weight: the reward's weight in the mean of all rewards, which is the episode's reward; 0 makes it only a metric.
+        name: the reward's name in the record; by default the function's name.
+        scale: the lowest and the highest number that the function returns, if these are not 0 and 1.
+        group: whether the function sees all rollouts of the task at once and returns a list with a number for each
+            rollout. Its parameters are then ``answers``, ``trajectories``, ``rewards`` (for each rollout the numbers of
+            the other rewards, by name), ``judge`` and the task's fields.
+        deadline_s: seconds for a call, without a judge's time; a longer call raises.
     """
     make = functools.partial(Reward, weight=weight, name=name, scale=scale, group=group, deadline_s=deadline_s)
     return make if function is None else make(function)
 
 
 def grade_of(fields: Mapping[str, Any]) -> Grade:
-    """Return the grade that a process has sent; its values are not checked."""
+    """Build a grade from the fields that a process has sent; the values are not checked."""
     requirements = tuple(Requirement(**each) for each in fields["requirements"])
     return Grade(**{**fields, "requirements": requirements, "broke": None, "tools": ()})

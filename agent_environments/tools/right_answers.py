@@ -20,7 +20,7 @@ _TURN = "a turn is a text, or a mapping of tool names to arguments"
 
 
 def solver_of(value: object) -> Callable[[Any], Any] | None:
-    """Return a module's ``solve`` if it is a function of one task; a file may call something else so."""
+    """Return a module's ``solve`` if it is a function of one task; a file may use this name for something else."""
     if not inspect.isfunction(value):
         return None
     try:
@@ -31,10 +31,10 @@ def solver_of(value: object) -> Callable[[Any], Any] | None:
 
 
 def turns_of(solution: object) -> Generator[Any, Any, Any]:
-    """Return the turns of a task's ``solve``, one by one: a generator is sent the observation of each.
+    """Return a generator of the turns of a task's ``solve``; callers send it the observation after each turn.
 
     Args:
-        solution: the result of ``solve``: a turn, several in a list, or a generator of turns.
+        solution: the result of ``solve``: one turn, a list of turns, or a generator of turns.
 
     Raises:
         ValueError: ``solve`` returned anything else.
@@ -48,7 +48,7 @@ def turns_of(solution: object) -> Generator[Any, Any, Any]:
 
 
 def written(turn: object) -> str:
-    """Return a turn's text: as it is, or the calls that it makes.
+    """Return a turn as text: a text as it is, a mapping as the tool calls that it stands for.
 
     Raises:
         ValueError: the value is not a turn.
@@ -61,8 +61,8 @@ def written(turn: object) -> str:
 
 
 def field_answers(rewards: Iterable[Reward], tools: Iterable[Tool], task: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the fields of a task that its rewards read, each with a turn that gives it as the answer: as text, or as
-    the one argument of a terminal tool.
+    """Return (field, turn) for each field of a task that its rewards read. The turn gives the field's value as the
+    answer: as text, or as the only argument of a terminal tool.
     """
     read = [name for reward in rewards if reward.weight for name in reward.task_fields]
     values = {name: task[name] for name in dict.fromkeys(read) if task.get(name) is not None}
@@ -74,7 +74,7 @@ def field_answers(rewards: Iterable[Reward], tools: Iterable[Tool], task: Mappin
 
 
 def _call(tool: FunctionTool, value: Any) -> str | None:
-    """Return the call of a terminal tool with this value or its text as its one argument; None if it takes neither."""
+    """Return a terminal tool's call with this value, or its text, as the only argument; None if it takes neither."""
     names = tool.parameters.get("required") or list(tool.parameters["properties"])
     for argument in (value, str(value)) if len(names) == 1 else ():
         arguments = {names[0]: argument}

@@ -30,11 +30,11 @@ class TaskTable:
     """The tasks of each split, in order.
 
     Args:
-        splits: split -> tasks. An id that is a whole number or a UUID is known by its text.
-        named: the beginning of the ids of tasks without one, before their numbers; their split's name unless given.
+        splits: split -> tasks. An id that is a whole number or a UUID becomes text.
+        named: tasks without an id get ``named`` and a number as their id; by default the split's name and a number.
 
     Raises:
-        ValueError: no tasks, one that is not a mapping, a bad id or group, or two tasks of one id.
+        ValueError: there are no tasks, a task is not a mapping, an id or group is bad, or two tasks have the same id.
     """
 
     def __init__(self, splits: Mapping[str, Iterable[Mapping[str, Any]]], named: str | None = None) -> None:
@@ -67,7 +67,7 @@ class TaskTable:
         return task_id
 
     def group_of(self, task_id: str) -> str:
-        """Return the group of a task; its own id unless it states one."""
+        """Return the group of a task; the task's own id if the task states no group."""
         return self.groups.get(task_id, task_id)
 
     @property
@@ -76,10 +76,10 @@ class TaskTable:
         return list(self._splits)
 
     def hold_out(self, groups: int) -> None:
-        """Move so many groups of tasks to the split :data:`HELD_OUT`. The same tasks always give the same split.
+        """Move the given number of groups of tasks to the split :data:`HELD_OUT`; the same tasks give the same split.
 
         Raises:
-            ValueError: the tasks have another split than :data:`SPLIT`, or no group would be left in it.
+            ValueError: there is a split other than :data:`SPLIT`, or :data:`SPLIT` would lose all its groups.
         """
         if self.splits != [SPLIT]:
             raise ValueError(f"held_out is for tasks without splits; there are {', '.join(self.splits)}")
@@ -91,7 +91,7 @@ class TaskTable:
             self._splits[split] = [task_id for task_id in self._tasks if (self.group_of(task_id) in held_out) == inside]
 
     def split(self, name: str) -> list[str]:
-        """Return a split's task ids; raises UnknownTask for a split that is unknown or empty."""
+        """Return a split's task ids; raises UnknownTask if the split is unknown or empty."""
         return tasks_of_split(self._splits, name)
 
     def __getitem__(self, task_id: str) -> Task:
@@ -107,7 +107,7 @@ def read_tasks(source: object) -> TaskTable:
     """Read tasks from a config's or a module's value: a list of mappings, the path of a JSONL file, or either by split.
 
     Raises:
-        ValueError: no such file, a line that is not a JSON object, or anything :class:`TaskTable` refuses.
+        ValueError: the file is missing, a line is not a JSON object, or :class:`TaskTable` refuses the tasks.
     """
     if source is None:
         raise ValueError("there are no TASKS: write a list of mappings, each with its question")
@@ -137,7 +137,7 @@ def _read_file(file: Path) -> list[Task]:
 
 
 def _name(value: object) -> str:
-    """Return the text of an id or of a group's name; "" for any other value."""
+    """Return an id or a group's name as text; "" for a value that can be neither."""
     if isinstance(value, str):
         return value
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

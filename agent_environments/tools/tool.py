@@ -25,21 +25,21 @@ DEADLINE_S = 30.0
 
 
 class ToolError(Exception):
-    """The tool was called and failed; the message is for the policy."""
+    """A tool was called and failed; the policy reads the message."""
 
 
 class Tool(ABC):
     """A tool that the policy can call.
 
     Attributes:
-        name: the name by which the policy calls it.
-        description: the policy's documentation of it.
-        parameters: JSON schema of its arguments, ``{"type": "object", "properties", "required"}``.
-        terminal: a call that succeeds ends the episode, and its result is the episode's answer.
-        stateful: it works on the episode's own instance.
-        max_characters: the length at which its result is cut.
+        name: the name by which the policy calls the tool.
+        description: the tool's documentation, which the policy reads.
+        parameters: JSON schema of the arguments, ``{"type": "object", "properties", "required"}``.
+        terminal: whether a successful call ends the episode; its result is then the episode's answer.
+        stateful: whether the tool works on the episode's own instance.
+        max_characters: the length at which a result is cut.
         deadline_s: seconds for a call.
-        takes_code_folder: it reads and changes the files of the agent's code.
+        takes_code_folder: whether the tool reads and changes the files of the agent's code.
     """
 
     name: str
@@ -56,20 +56,20 @@ class Tool(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema in the form of OpenAI's API, which chat templates take."""
+        """The tool's schema in the form of OpenAI's API, which chat templates take."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     def in_folder(self, session: CodeSession) -> Tool:
-        """Return the tool for an episode in which the agent's code has this session."""
+        """Return the tool for an episode whose agent's code runs in this session."""
         return self
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], process: ForkedProcess) -> str:
-        """Return the result of a call, as text; ``process`` is the episode's own.
+        """Call the tool and return its result as text; ``process`` is the episode's own process.
 
         Raises:
-            WrongArguments: the tool does not take these; nothing was called.
+            WrongArguments: the tool does not take these arguments; nothing was called.
             ToolError: the tool failed.
             DeadlinePassed: the call took longer than :attr:`deadline_s`.
             ProcessEnded: the tool ended its process.
@@ -77,21 +77,21 @@ class Tool(ABC):
 
 
 class CodeSession(ABC):
-    """``tools`` that run code of the agent in a session of its own, which begins with files and leaves files."""
+    """A session in which the agent's code runs, called through ``tools``; it begins with files and leaves files."""
 
     tools: Sequence[Tool]
 
     @abstractmethod
     def give(self, files: Mapping[str, str]) -> None:
-        """Begin with these files: name -> text."""
+        """Put files into the session before it begins: name -> text."""
 
     @abstractmethod
     async def left_files(self) -> dict[str, bytes]:
-        """Return the files that it left, by name."""
+        """Return the files that the session left, by name."""
 
     @abstractmethod
     async def change(self, files: Mapping[str, bytes | None]) -> None:
-        """Write these files, or remove them; raises ToolError where something else is in their place, or no room."""
+        """Write or remove (None) these files; raises ToolError if a file's place is taken, or there is no room."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -104,7 +104,7 @@ def is_path_within(name: object) -> bool:
 
 
 def packed(files: Mapping[str, bytes | None]) -> dict[str, str | None]:
-    """Return files as JSON holds them; None stands for a removed file."""
+    """Return files in a form that JSON can hold; None stands for a removed file."""
     return {name: None if content is None else base64.b64encode(content).decode() for name, content in files.items()}
 
 
@@ -114,11 +114,11 @@ def unpacked(files: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def as_text(result: object) -> str:
-    """Return a tool's result as the policy reads it: text as it is, None as "done", anything else as JSON or, where
-    JSON has only a text for it (a date, a path, a name of an enumeration), as that text.
+    """Return a tool's result as the policy reads it. Text stays as it is, None becomes "done", and other values become
+    JSON; a value that JSON writes as a string (a date, a path, an enumeration's name) becomes this string, unquoted.
 
     Raises:
-        ValueError: the result has no text, such as an object without one of its own.
+        ValueError: the result has no text form, such as an object without a text of its own.
     """
     if result is None:
         return "done"
@@ -130,7 +130,7 @@ def as_text(result: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy's and torch's numbers and arrays, decimals and sets as Python's own values, also within others."""
+    """Convert numpy's and torch's numbers and arrays, decimals and sets to Python's own values, also when nested."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):

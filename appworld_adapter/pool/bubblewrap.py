@@ -18,13 +18,13 @@ INSTALL = "apt-get install bubblewrap (Debian, Ubuntu) or dnf install bubblewrap
 
 
 async def bubblewrap_prefix(python: str, run_folder: WorldFolder) -> list[str]:
-    """Return the arguments that stand before the server's command.
+    """Return the arguments that precede the server's command and run it in bubblewrap.
 
-    Inside there are Python, the code of worker, sandbox and plumbing, and the run folder but for the grader's; its own
-    process ids, network, IPC; no environment but the server's.
+    Inside, the server sees Python, the code of worker, sandbox and plumbing, and the run folder without the grader's
+    folder. It has its own process ids, network and IPC, and no environment variables but its own.
 
     Raises:
-        OSError: bubblewrap is missing or fails; names the cure.
+        OSError: bubblewrap is missing or fails; the message names the cure.
     """
     program = shutil.which("bwrap")
     if program is None:

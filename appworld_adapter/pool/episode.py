@@ -40,11 +40,11 @@ PROGRAM_BROKE = FAILURE_HEAD + " Traceback:\nThe interpreter ended while it ran 
 
 @dataclass(frozen=True)
 class Execution:
-    """The outcome of a program: ``output``, and ``completed``, as the databases say.
+    """The outcome of a program: its ``output``, and whether the task is ``completed`` according to the databases.
 
-    ``output`` is None if the program ended its interpreter or broke its world, for any reason: an interpreter killed
-    from within looks like one killed from without, so the agent is held responsible. ``unsaved`` says why the saved
-    state lacks some of the program's changes.
+    ``output`` is None if the program ended its interpreter or broke its world. The agent is held responsible, because
+    we cannot tell an interpreter killed from within from one killed from outside. ``unsaved`` says why the saved state
+    lacks some of the program's changes.
     """
 
     output: str | None
@@ -53,7 +53,7 @@ class Execution:
 
 
 class ForkedWorld:
-    """A task's world, up and waiting: a world process with its interpreter."""
+    """A task's world, ready for programs: a world process with its interpreter."""
 
     def __init__(self, process: ForkedProcess, losses: Losses) -> None:
         self._process = process
@@ -84,7 +84,7 @@ class ForkedWorld:
         return Execution(None, completed=False, unsaved=_unsaved(answer))
 
     async def settle(self) -> str | None:
-        """Save the changes of a program that was cut short, without a deadline. Returns why that failed, else None.
+        """Save the changes of a program that was cut short; no deadline. Return why saving failed, or None.
 
         Raises WorldLost if the world is gone, or the disk is full.
         """
@@ -94,12 +94,12 @@ class ForkedWorld:
         return _unsaved(answer)
 
     async def give_back(self) -> None:
-        """End the world, by force where needed."""
+        """End the world, by force if needed."""
         self._process.kill()
 
 
 def _unsaved(answer: dict[str, Any]) -> str | None:
-    """Return why a world could not save its last state; raises WorldLost where the disk is full."""
+    """Return why a world could not save its last state, or None; raises WorldLost if the disk is full."""
     if answer["saved"]:
         return None
     if answer.get("no_room"):
@@ -108,7 +108,7 @@ def _unsaved(answer: dict[str, Any]) -> str | None:
 
 
 class AppWorldHost(Protocol):
-    """The part of a pool that an episode uses."""
+    """The part of a pool's interface that an episode uses."""
 
     root: Path
     prompt: Prompt
@@ -125,12 +125,12 @@ class AppWorldHost(Protocol):
 
 
 class AppWorldEnvironment:
-    """An episode. A world that is lost is brought back by running the episode's code from the start.
+    """An episode. If its world is lost, all of the episode's code runs again in another world.
 
     :mod:`agent_environments.lost_worlds` says which losses count against a program. The agent cannot undo what it
-    did: a program that ends its interpreter, or is cut short by a deadline, ends the episode with all it did until
-    then; where that cannot be saved, there is nothing to grade. If the machine cannot start another world (no memory,
-    no room, a weaker sandbox), the attempt is repeated: worlds are bounded, so no agent causes this.
+    did: a program that ends its interpreter, or that a deadline cuts short, ends the episode and keeps its changes. If
+    the changes cannot be saved, there is nothing to grade. If the machine cannot start another world (no memory, no
+    room, a weaker sandbox), the attempt is repeated: worlds are bounded, so no agent causes this.
     """
 
     def __init__(self, pool: AppWorldHost, episode_id: str) -> None:
@@ -188,7 +188,7 @@ class AppWorldEnvironment:
         return StepResult(text, done, failed=failed, empty_action=not code, reminder=end)
 
     async def _execute_or_replay(self, code: str) -> Execution:
-        """Run ``code``; if its world is lost, in another one, after all earlier code."""
+        """Run ``code``; if the world is lost, run all earlier code and then ``code`` in another world."""
         if self._world is None:
             raise EnvironmentCrashed("this episode has no world: it was not started, has ended or was killed")
 
@@ -252,10 +252,10 @@ class AppWorldEnvironment:
         await self._leave()
 
     async def _settle(self) -> None:
-        """Save the changes of a program that was cut short, so that running out of time undoes nothing.
+        """Save the changes of a program that was cut short, so that a timeout undoes nothing.
 
         Raises:
-            EnvironmentCrashed: its server is gone, or the disk is full.
+            EnvironmentCrashed: the world's server is gone, or the disk is full.
         """
         if self._cut_short is None:
             return
@@ -277,7 +277,7 @@ class AppWorldEnvironment:
             await world.give_back()
 
     async def grade(self) -> Grade:
-        """Grade the last saved state, if that is the last state.
+        """Grade the last saved state, if it is the episode's last state.
 
         Raises:
             EnvironmentCrashed: the episode was never started, its world was lost and not brought back, or the grader

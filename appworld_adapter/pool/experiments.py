@@ -20,7 +20,7 @@ from loop_formats.run_files import copy_folder, write_whole
 
 
 def _name(policy: str, sampling: str, run: int, split: str) -> str:
-    """Return an experiment's name as `appworld pack` wants it: lower case, digits, - and _, the split at its end."""
+    """Return an experiment's name for `appworld pack`: lower case, digits, - and _, with the split at the end."""
     name = re.sub(r"[^a-z0-9]+", "-", policy.lower()).strip("-")
     if name != policy:  # policies that differ in other characters alone keep two names
         name = f"{name}-{hashlib.sha256(policy.encode()).hexdigest()[:6]}".strip("-")
@@ -28,14 +28,14 @@ def _name(policy: str, sampling: str, run: int, split: str) -> str:
 
 
 def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root: Path) -> list[str]:
-    """Write one experiment per run under ``root``; returns their names.
+    """Write one experiment per run under ``root``; return the experiments' names.
 
-    A state that does not count is a failure, which the engine cannot see in the state, so the start state of the task
-    is written in its place.
+    A state that does not count is a failure, but the engine cannot see this in the state. So the task's start state is
+    written in its place.
 
     Args:
-        runs: their split is one of the dataset, or any name for the tasks that the states are of: the engine finds it
-            as a split of ``root``, whose other data are links to those of the dataset.
+        runs: their split is a split of the dataset, or any name for the tasks of the states. The engine finds it as a
+            split of ``root``, whose other data are links to the dataset's data.
         worlds: the folder in which the node's pool kept the states (its ``experiments_root``).
         dataset_root: folder that holds ``data/``.
 
@@ -64,12 +64,12 @@ def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root
 
 
 def split_name(split: str) -> str:
-    """Return a name for the tasks of a split that the engine accepts: ``train_1_2`` for ``train:1,2``."""
+    """Return a split's name in a form that the engine accepts: ``train_1_2`` for ``train:1,2``."""
     return re.sub(r"[^a-z0-9]+", "_", split.lower()).strip("_")
 
 
 def _write_data(data: Path, dataset: Path, split: str, tasks: Sequence[str]) -> None:
-    """Make ``data`` a folder of links to the files of ``dataset``, with ``tasks`` as the split if it lacks that."""
+    """Make ``data`` a folder of links to the files of ``dataset``; add a split of ``tasks`` if the split is missing."""
     if data.is_symlink():
         data.unlink()
     (data / "datasets").mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ GRADER_PATIENCE_S = 200.0
 
 
 def token_key(root: Path) -> bytes:
-    """Return a secret key, the same in every run, that cannot confirm a guessed answer: a hash of all passwords.
+    """Return a secret key, a hash of all passwords: the same in every run, and no help in confirming a guessed answer.
 
     Raises:
         FileNotFoundError: the dataset has no passwords.
@@ -86,7 +86,7 @@ def token_key(root: Path) -> bytes:
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """Return the whole environment of a process that runs the engine on the data in ``root``."""
+    """Return all environment variables of a process that runs the engine on the data in ``root``."""
     return scrubbed_environment(
         APPWORLD_ROOT=str(root),
         APPWORLD_CACHE=str(root / ".cache"),
@@ -97,8 +97,8 @@ def environment_of(root: Path) -> dict[str, str]:
 
 
 class AppWorldPool:
-    """Lends episodes on a dataset, at most ``max_worlds`` at a time, first come, first served: worlds in sealed
-    processes of their own, forked in a fraction of a second.
+    """Lend episodes on a dataset, at most ``max_worlds`` at a time, first come, first served. Each world runs in a
+    sealed process of its own, which is forked in a fraction of a second.
 
     Args:
         token_spans: the policy's tokenizer, for cutting observations.
@@ -106,15 +106,15 @@ class AppWorldPool:
         root: folder that holds ``data/``.
         prompt: template in ``prompts/``.
         observation_max_tokens: an observation's output is cut to this many tokens.
-        max_worlds: slots; a caller waits while all are taken.
-        execute_timeout_s: time for one action; the engine's alarm rings then, and soon after the world is killed.
+        max_worlds: the number of slots; a caller waits while all are taken.
+        execute_timeout_s: seconds for one action; then the engine's alarm rings, and soon after the world is killed.
         paper_parity: the engine as the paper's authors ran it: agent code may import any module, and log-in tokens are
             signed with the engine's published constant. Costs: docs/appworld.md.
         keep_experiments: leave the worlds' states and logs in ``experiments_root``.
-        experiments_root: folder for states and sockets; None: a tmpfs where the machine has one.
-        memory_limit_mb: memory that the interpreter, and the world it acts on, may each allocate after their start.
-        sandbox_minimum: refuse to run below this level (agent_environments/sandbox). The pool uses the strongest level
-            that works.
+        experiments_root: folder for states and sockets; None: a tmpfs if the machine has one.
+        memory_limit_mb: MiB that the interpreter and its world may each allocate after their start.
+        sandbox_minimum: the weakest sandbox level (agent_environments/sandbox) with which the pool may run. The pool
+            uses the strongest level that works.
     """
 
     description = Description(
@@ -171,7 +171,7 @@ class AppWorldPool:
 
     @classmethod
     def packages(cls, config: Mapping[str, Any]) -> dict[str, str]:
-        """Return the version of the engine under ``python``, where there is one."""
+        """Return the version of the engine that ``python`` has installed, if any."""
         site = Path(str(config.get("python"))).parent.parent / "lib"
         names = [
             info.name.removesuffix(".dist-info") for info in site.glob("python*/site-packages/appworld-*.dist-info")
@@ -180,7 +180,7 @@ class AppWorldPool:
 
     @classmethod
     def difficulties(cls, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
-        """Return the difficulty of each task; {} where one has none: the real test splits may come without them."""
+        """Return the difficulty of each task; {} if a task has none, as in the real test splits."""
         try:
             return {task: task_lists.difficulty_of(root, task) for task in task_ids}
         except (FileNotFoundError, KeyError):
@@ -188,12 +188,12 @@ class AppWorldPool:
 
     @classmethod
     def keeping_states(cls, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        """Return the options with which worlds leave their final states in ``folder``."""
+        """Return the options that make worlds leave their final states in ``folder``."""
         return {**config, "keep_experiments": True, "experiments_root": str(folder)}
 
     @classmethod
     def write_states(cls, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
-        """Write an experiment per run in AppWorld's own layout; returns the commands with which the engine grades them.
+        """Write one experiment per run in AppWorld's own layout; return the commands with which the engine grades them.
 
         Raises:
             MissingState: a state was not kept.
@@ -309,7 +309,7 @@ class AppWorldPool:
         self._level = level
 
     async def bring_up(self, card: TaskCard, experiment: str) -> ForkedWorld:
-        """Return a fresh world; two at a time per processor, whatever the number of slots."""
+        """Return a fresh world. At most two worlds per processor start at a time, whatever the number of slots."""
         await asyncio.to_thread(self.run_folder.show_task, card.task_id)
         async with self._starting:
             return await self._bring_up(card, experiment)
@@ -331,14 +331,14 @@ class AppWorldPool:
         return ForkedWorld(process, self.losses)
 
     def _token_secret(self, task_id: str) -> str:
-        """Return the key for the log-in tokens of a task's worlds: the same in every run."""
+        """Return the key that signs the log-in tokens in a task's worlds; the key is the same in every run."""
         return hmac.new(self._token_key, task_id.encode(), hashlib.sha256).hexdigest()
 
     def _server(self, role: str, root: Path, settings: Mapping[str, Any], prefix: Sequence[str] = ()) -> ForkServer:
         """Return the server of ``role``, "world" or "grader", with its data in ``root``; it is not started yet.
 
         Args:
-            prefix: the words before its command (bubblewrap).
+            prefix: the words before the server's command (bubblewrap).
         """
         folder = self.run_folder.path
         command = [*prefix, self._python, str(WORKER_FOLDER / "serve.py"), role, str(folder)]
@@ -346,12 +346,12 @@ class AppWorldPool:
         return ForkServer(role, command, config, EnvironmentCrashed, environment_of(root), folder / f"{role}.log")
 
     async def _start(self, server: ForkServer) -> Mapping[str, Any]:
-        """Start a server; return its own report."""
+        """Start a server; return the report that it sends when it is ready."""
         self._servers[server.name] = server
         return await server.start()
 
     async def _child(self, role: str) -> ForkedProcess:
-        """Return a process of the server of ``role``, which is started again if it died."""
+        """Return a new process of the server of ``role``; start the server again if it died."""
         if self._closing:
             raise EnvironmentCrashed("the pool is closed")
         return await self._servers[role].fork()
@@ -386,7 +386,7 @@ class AppWorldPool:
         return Grade(len(answer["passes"]) / answer["num_tests"], answer["success"], requirements)
 
     async def _graded(self, task_id: str, experiment: str | None) -> dict[str, Any]:
-        """Return the grader's answer; ``ok`` is false for a state that takes it too long, or ends its processes."""
+        """Return the grader's answer; ``ok`` is false if grading takes too long or ends the grader's processes."""
         recovery = Recovery(self.losses, experiment or task_id, GRADER_PATIENCE_S)
         try:
             return await recovery.run(lambda: self._graded_once(task_id, experiment))
@@ -410,7 +410,7 @@ class AppWorldPool:
             process.kill()
 
     async def _grader_server(self) -> None:
-        """Wait until the grader server runs. It goes on starting even if nobody waits for it any more.
+        """Wait until the grader server runs. The server goes on starting even if nobody waits for it any more.
 
         Raises:
             EnvironmentCrashed: it was late. The protocol's own deadline for grades would make the state ungradable.
@@ -437,7 +437,7 @@ class AppWorldPool:
         return environment
 
     async def release(self, environment: AppWorldEnvironment, experiment: str) -> None:
-        """Free the slot of a closed environment, which calls this once."""
+        """Free the slot of a closed environment; the environment calls ``release`` once."""
         self._open.discard(environment)
         self._slots.give_back()
         if self._run_folder is not None:

@@ -34,9 +34,9 @@ STATE_LIMIT = 16 << 20
 
 
 class WorldFolder:
-    """A run folder. :meth:`create` makes it, and removes those of dead processes; :meth:`remove` removes it.
+    """A run folder. :meth:`create` makes the folder and removes those of dead processes; :meth:`remove` removes it.
 
-    ``dataset`` is the data folder whose views it holds.
+    ``dataset`` is the data folder of which the run folder holds views.
     """
 
     def __init__(self, path: Path, dataset: Path, lock: int, keep: bool) -> None:
@@ -51,7 +51,7 @@ class WorldFolder:
     def create(cls, base: str | None, dataset_root: Path, keep: bool, worlds: int = 1) -> WorldFolder:
         """Make a folder under ``base`` (None: tmpfs, else the temporary folder) with both views of ``dataset_root``.
 
-        Warns if the largest states of so many ``worlds`` would not fit in.
+        Warns if the largest possible states of ``worlds`` worlds would not fit in.
 
         Raises:
             OSError: the base cannot be written or is too small.
@@ -85,7 +85,7 @@ class WorldFolder:
         return folder
 
     def show_task(self, task_id: str) -> None:
-        """Put a task into the agent view: its specification and start state, without the ground truth."""
+        """Put a task's specification and start state into the agent view, without the ground truth."""
         view = self.agent / "data" / "tasks" / task_id
         if view.exists():
             return
@@ -106,8 +106,8 @@ class WorldFolder:
             remove(self.experiment(name))
 
     def remove(self) -> None:
-        """Remove everything, or with ``keep`` everything but the worlds' states and logs, and the servers' logs. May be
-        called twice.
+        """Remove everything; with ``keep``, leave the worlds' states and logs and the servers' logs. May be called
+        twice.
         """
         if self._lock < 0:
             return
@@ -121,13 +121,13 @@ class WorldFolder:
 
 
 def experiment_name(episode_id: str) -> str:
-    """Return a name for the state of an attempt at an episode; every call gives another."""
+    """Return a name for the state of one attempt at an episode; every call returns a new name."""
     return f"{_stem(episode_id)}-{secrets.token_hex(4)}"
 
 
 def kept_state(experiments_root: Path, episode_id: str, task_id: str) -> Path | None:
-    """Return the folder with the final state of an episode that a pool with ``keep_experiments`` left in its
-    ``experiments_root``, of several attempts under one id the last; None if no pool has."""
+    """Return the folder with an episode's final state, left by a pool with ``keep_experiments`` in its
+    ``experiments_root``: the state of the last attempt under this id; None if no pool left one."""
     pattern = f"torchtune-loop-*/run-*/agent/experiments/outputs/{_stem(episode_id)}-????????/tasks/{task_id}"
     return max(experiments_root.glob(pattern), key=lambda path: path.stat().st_mtime, default=None)
 
@@ -150,7 +150,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _require_room(parent: Path, databases: int, worlds: int) -> None:
-    """Check the room for the databases, and warn if the states may not fit: only a hostile agent's are large."""
+    """Check that the databases fit on the disk; only warn if the states may not fit: only hostile agents' are large."""
     free = shutil.disk_usage(parent).free
     room = f"{parent} has {free / 2**20:.0f} MiB free, and the dataset's databases take {databases / 2**20:.0f} MiB"
     cure = "set the environment's experiments_root to a folder with more room"

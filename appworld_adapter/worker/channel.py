@@ -28,7 +28,7 @@ class ChannelGarbage(Exception):
 
 
 class Channel:
-    """An end of a two-way connection that carries JSON objects, one a line."""
+    """One end of a two-way connection that carries JSON objects, one object per line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -69,13 +69,13 @@ class Channel:
 
     @property
     def has_pending(self) -> bool:
-        """Return whether a whole message has been read already, so that polling the descriptor would miss it."""
+        """Return whether a whole message has been read already; polling the descriptor would miss this message."""
         return b"\n" in self._pending
 
 
 def wait_readable(channels: list[Channel], longest_ms: int | None = None) -> list[Channel]:
-    """Return those of ``channels`` that have at least part of a message, or were closed by their peers; blocks until
-    there is one."""
+    """Wait until a channel has at least part of a message, or was closed by its peer; return those of ``channels`` for
+    which this is so."""
     ready = [channel for channel in channels if channel.has_pending]
     if ready:
         return ready

@@ -6,9 +6,9 @@ import freezegun
 
 
 def freeze() -> None:
-    """Freeze the clock in a warm parent.
+    """Freeze the clock in a parent process, before it forks.
 
-    Freezing looks through every module there is, which makes a process copy most of what it inherited. Done before the
-    fork it is inherited too: with a clock that is frozen already, a child's freezing only sets its date.
+    Freezing looks through every loaded module, so that a forked process would copy most of its inherited memory. If the
+    parent has frozen the clock, a child inherits the frozen clock and only sets its date.
     """
     freezegun.freeze_time("2000-01-01").start()

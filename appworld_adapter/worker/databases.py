@@ -36,9 +36,9 @@ def forget() -> None:
 
 
 def preload(copies: int) -> None:
-    """Load every base database ``copies`` times, and hand those out from now on.
+    """Load every base database ``copies`` times, and hand out these copies from now on.
 
-    A child can take each copy once: ``copies`` is the number of states it works with.
+    A child can take each copy once, so ``copies`` is the number of states with which a child works.
     """
     base = get_db_home_path(storage_type="disk", type="base")
     for app in get_all_apps():

@@ -41,7 +41,7 @@ def run(appworld: Path, *arguments: str, timeout_s: float) -> str:
 
 
 def count_tasks(root: Path) -> dict[str, int]:
-    """Count tasks per split; raises FetchError unless every split lists some, and every listed task exists."""
+    """Count tasks per split; raises FetchError unless every split lists tasks, and every listed task exists."""
     counts = {}
     for split in SPLITS:
         listing = root / "data" / "datasets" / f"{split}.txt"
@@ -56,7 +56,7 @@ def count_tasks(root: Path) -> dict[str, int]:
 
 
 def verify(appworld: Path, root: Path) -> str:
-    """Return the line that says all reference solutions passed; raises FetchError if they did not."""
+    """Return the line that says that all reference solutions passed; raises FetchError if one failed."""
     counts = count_tasks(root)
     printed = run(appworld, "verify", "tasks", "--root", str(root), timeout_s=VERIFY_TIMEOUT_S)
     verdict = re.search(r"Passed (\d+)/(\d+) tasks\.", printed)
@@ -69,7 +69,7 @@ def verify(appworld: Path, root: Path) -> str:
 
 
 def fetch(appworld: Path, root: Path) -> str:
-    """Download into a folder beside ``root``, verify, move it to ``root``; returns the verdict.
+    """Download the data into a folder beside ``root``, verify it and move it to ``root``; return the verdict's line.
 
     Raises:
         FetchError: no or incomplete download, a reference solution that failed, or a ``root`` that holds something

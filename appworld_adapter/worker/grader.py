@@ -38,7 +38,7 @@ class GraderServer:
         return {}
 
     def serve(self, owner: Channel) -> None:
-        """Grade one experiment, or with None for an experiment the task's untouched state, then exit."""
+        """Grade one experiment, or the task's untouched state if the experiment is None; then exit."""
         request = owner.receive()
         sandbox.limit_memory(self._memory_mb)  # an agent can write hundreds of megabytes of rows
         try:

@@ -30,7 +30,7 @@ _exit = os._exit
 
 
 def run_interpreter(channel: Channel, task_id: str, options: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Serve the world process until it hangs up. Never returns."""
+    """Run programs for the world process until it hangs up; never returns."""
     status = 1
     try:
         sandbox.die_with_parent()
@@ -48,7 +48,7 @@ def run_interpreter(channel: Channel, task_id: str, options: dict[str, Any], set
 
 
 def make_world(channel: Channel, task_id: str, options: dict[str, Any], output_limit: int) -> AppWorld:
-    """Return the engine's world object with everything that would touch a database taken out."""
+    """Return the engine's world object without the parts that would touch a database."""
 
     IPython.utils.capture.StringIO = functools.partial(BoundedText, output_limit)  # observations show far less
     # The shell would keep a copy of all that is printed, for a history that nobody reads.
@@ -70,7 +70,7 @@ async def _no_app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def execute(world: AppWorld, code: str) -> str:
-    """Run ``world.execute(code)``, also for code whose error the engine does not catch, such as KeyboardInterrupt."""
+    """Run ``world.execute(code)``; also handle errors that the engine does not catch, such as KeyboardInterrupt."""
     try:
         return world.execute(code)
     except BaseException as error:
@@ -80,7 +80,7 @@ def execute(world: AppWorld, code: str) -> str:
 
 
 class PipeTransport(httpx.BaseTransport):
-    """Sends requests to the world process. Requests are numbered, because the engine's alarm may cut one short."""
+    """Send requests to the world process. Requests have numbers, because the engine's alarm may cut a request short."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -25,12 +25,12 @@ WARM = b"warm"
 
 
 class InterpreterServer:
-    """The handle of the world server and its children on the interpreter server."""
+    """A handle with which the world server and its children use the interpreter server."""
 
     def __init__(
         self, settings: dict[str, Any], task_id: str, options: dict[str, Any], programs: Sequence[str]
     ) -> None:
-        """Fork the server, which runs ``programs`` with that task and those options of the engine meanwhile."""
+        """Fork the server, which runs ``programs`` on the given task, with the given engine options, as its warm-up."""
         self._settings = settings
         self._asking, self._serving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
@@ -39,17 +39,17 @@ class InterpreterServer:
         self._serving.close()
 
     def wait_until_warm(self) -> None:
-        """Wait for the warm-up; raises RuntimeError if the server died meanwhile, and its log says why."""
+        """Wait for the warm-up; raises RuntimeError if the server died, for a reason that its log states."""
         if self._asking.recv(MAX_REQUEST) != WARM:
             raise RuntimeError("the interpreter server died while it warmed up")
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that a child must keep open in order to ask."""
+        """The file descriptor that a child must keep open to call :meth:`ask`."""
         return self._asking.fileno()
 
     def ask(self, task_id: str, options: dict[str, Any]) -> Channel:
-        """Return a channel to a new interpreter in this process's group."""
+        """Ask the server for a new interpreter in this process's group; return a channel to it."""
         ours, theirs = socket.socketpair()
         request = {"task_id": task_id, "options": options, "group": os.getpid()}
         socket.send_fds(self._asking, [json.dumps(request).encode()], [theirs.fileno()])
@@ -92,7 +92,7 @@ class InterpreterServer:
 
 
 class _Nowhere:
-    """Stands in for a channel to a world process; it knows no app."""
+    """Stand in for a channel to a world process; knows no app."""
 
     def send(self, message: dict[str, Any]) -> None:
         self._number = message["id"]
@@ -117,7 +117,7 @@ def _warm_up(task_id: str, options: dict[str, Any], programs: Sequence[str], out
 
 
 def _reap() -> None:
-    """Collect interpreters that have ended; the kernel, left to itself, would forget their processor time."""
+    """Collect interpreters that have ended; otherwise the kernel would forget their processor time."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -65,7 +65,7 @@ class WorldServer:
         return self._interpreters
 
     def warm_up(self, task_id: str) -> dict[str, Any]:
-        """Fork the interpreter server, then make, use and close one world, and load what worlds have in common."""
+        """Fork the interpreter server; then make, use and close one world, and load what all worlds share."""
         sandbox.undumpable()
         self._settings["sandbox"]["level"] = sandbox.probe()
         options = self._world_options("warm-up")
@@ -118,7 +118,7 @@ class WorldServer:
 
 
 class WorldEpisode:
-    """The loop of a world process. Agent code may have written any message from the interpreter."""
+    """The loop of a world process. Any message from the interpreter may have been written by agent code."""
 
     def __init__(
         self, owner: Channel, interpreter: Channel, world: ApiWorld, output_limit: int, keep_logs: bool
@@ -132,12 +132,12 @@ class WorldEpisode:
         """Descriptor of the interpreter's process, which stands still between two programs."""
 
     def run(self) -> None:
-        """Serve the owner until it hangs up, or has the last state saved, or a program has broken this world.
+        """Serve the owner until it hangs up, has had the last state saved, or a program has broken this world.
 
         The answer to ``{"code": ...}`` is ``{"ok": true, "output", "completed"}``, or ``{"ok": false, "message",
-        "saved"}`` where the program ended its interpreter or broke something else: then this world is at its end, and
-        ``saved`` says whether all that the program did is in the saved state, ``no_room`` that the disk is full.
-        ``{"end": true}`` is answered, at any time, by ``{"ended": true, "message", "saved"}``.
+        "saved"}`` if the program ended its interpreter or broke something else. This world is then at its end;
+        ``saved`` says whether the saved state holds all that the program did, ``no_room`` that the disk is full.
+        The answer to ``{"end": true}``, at any time, is ``{"ended": true, "message", "saved"}``.
         """
         try:
             pid = self._await_interpreter("ready")
@@ -221,7 +221,7 @@ def _unsaved(error: BaseException) -> dict[str, Any]:
 
 
 def _no_room(error: BaseException) -> bool:
-    """Return whether the disk is full. A state that is too large by itself is EFBIG."""
+    """Return whether the error says that the disk is full. (A state that is too large gives EFBIG instead.)"""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -230,7 +230,7 @@ def _described(error: BaseException) -> str:
 
 
 class EndOfEpisode(Exception):
-    """The owner asks to save the state, and then for nothing more."""
+    """The owner asks the world to save its state and will ask nothing more."""
 
 
 class InterpreterDied(Exception):
@@ -238,7 +238,7 @@ class InterpreterDied(Exception):
 
 
 class _NoShell:
-    """Stands where the engine wants an IPython shell; a world process executes nothing."""
+    """Stand in for the engine's IPython shell; a world process executes no code."""
 
     def __init__(self, config: Any) -> None:
         self.user_ns: dict[str, Any] = {}
@@ -248,7 +248,7 @@ class _NoShell:
 
 
 def _input_state_path(task: Task) -> SimpleNamespace:
-    """Replace ``Task.model_collection`` by its path, all that a world needs: this avoids a second copy of the data."""
+    """Replace ``Task.model_collection`` with its path, all that a world needs; avoids a second copy of the data."""
     return SimpleNamespace(from_db_home_path=task.models_from_db_home_path)
 
 
@@ -294,7 +294,7 @@ class ApiWorld:
         }
 
     def task_completed(self) -> bool:
-        """Return whether the agent ended its task; the engine's own request fails for some answers (NaN)."""
+        """Return whether the agent ended its task. (The engine's own request for this fails if the answer is NaN.)"""
         (task,) = supervisor_models.Task.all()
         return task.status is not None
 
@@ -309,7 +309,7 @@ class ApiWorld:
         self._world.save_logs()
 
     def save(self) -> None:
-        """Put the state on disk in one step: a reader, and a kill at any moment, finds the old state or the new one.
+        """Write the state to disk in one step: readers, also after a kill at any moment, find the old or the new state.
 
         Raises:
             OSError: the state is larger than the limit, or the disk is full.

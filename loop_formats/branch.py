@@ -29,7 +29,7 @@ class Exchange:
 
 @dataclass(frozen=True, config=STRICT)
 class BranchPoint:
-    """The point after ``turns`` turns of the episode, which were its first ``tokens`` token ids."""
+    """The point in an episode after ``turns`` turns; they fill the episode's first ``tokens`` token ids."""
 
     turns: NonNegativeInt
     tokens: Annotated[int, Field(ge=2)]
@@ -37,7 +37,7 @@ class BranchPoint:
 
 @dataclass(frozen=True, config=STRICT)
 class Branch:
-    """The points of one stored rollout from which episodes go on.
+    """Points of one stored rollout; new episodes go on from these points.
 
     Shapes: ``token_ids`` is [s], the served ids up to the last point; ``exchanges`` is [t], the turns up to it.
     """
@@ -63,7 +63,7 @@ class Branch:
         """Return the points of ``rollout`` where these turns begin, counted from 0 at its episode's beginning.
 
         Raises:
-            ValueError: the rollout did not sample the turn, is of text alone, or is one of several sequences.
+            ValueError: the rollout did not sample the turn, has no token ids, or is one of several sequences.
         """
         if rollout.text_only:
             raise ValueError(
@@ -116,15 +116,15 @@ class BranchStart:
 
     @property
     def origin(self) -> BranchOf:
-        """The origin that the new rollout's record names."""
+        """Return the origin for the new rollout's record."""
         return BranchOf(self.branch.rollout_id, self.point.turns)
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """The turns to replay."""
+        """Return the turns to replay."""
         return self.branch.exchanges[: self.point.turns]
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids, as they were served, after which sampling goes on."""
+        """Return the served token ids; sampling goes on after them."""
         return self.branch.token_ids[: self.point.tokens]

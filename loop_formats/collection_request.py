@@ -48,7 +48,7 @@ TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_top_k)]
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class Sampling:
-    """The settings by which tokens are sampled. Training needs the defaults: log-probs are then those of the policy
+    """The settings of the sampling. Training needs the defaults: only then are the log-probs those of the policy
     itself."""
 
     temperature: float = 1.0
@@ -92,11 +92,11 @@ class Limits:
         return {None: 1, "drop": turn, "summary": 2 * turn}[self.compaction]
 
     def check_branching(self, key: str) -> None:
-        """Raise ConfigError where an episode that goes on from a stored rollout would not stay one sequence."""
+        """Raise ConfigError if an episode that goes on from a stored rollout can become several sequences."""
         require(self.compaction is None, f"{key}.compaction must be null where episodes go on from stored rollouts")
 
     def non_null(self) -> dict[str, Any]:
-        """Return the limits that are not null, as plain data: so a new limit changes no protocol of earlier runs."""
+        """Return the limits that are not null: so a new limit does not change the protocol of earlier runs."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -104,8 +104,8 @@ class Limits:
 class CollectionRequest:
     """``rollouts_per_task`` episodes of each task under one policy.
 
-    ``branches`` come beside the tasks or instead of them: each of their points counts as one more task, whose episodes
-    go on from there.
+    A request may have ``branches`` beside the tasks or in their place: each point of a branch counts as one more task,
+    and its episodes go on from that point.
 
     The collection ends as soon as every task has ``min_rollouts_per_task`` (default: all) rollouts and all tasks
     together have ``min_rollouts_fraction`` of the requested ones; the node then aborts and drops the running episodes.
@@ -114,8 +114,8 @@ class CollectionRequest:
     environments of a mixed pool, how many turns their episodes may take in place of ``limits.max_turns``.
 
     A rollout is lost when ``attempts`` at it have failed. The node no longer waits for it; the collection fails once
-    more than ``max_lost`` rollouts are lost (None: once all are). ``only`` names, for some of the tasks, the indices of
-    the requested rollouts, in place of all.
+    more than ``max_lost`` rollouts are lost (None: once all are). ``only`` restricts some tasks to the rollouts with
+    the given indices.
     """
 
     id: str
@@ -163,7 +163,7 @@ class CollectionRequest:
 
     @property
     def floor_per_task(self) -> int:
-        """Rollouts that every task must reach."""
+        """Return the number of rollouts that every task must reach."""
         return self.rollouts_per_task if self.min_rollouts_per_task is None else self.min_rollouts_per_task
 
     @property
@@ -174,7 +174,7 @@ class CollectionRequest:
 
     @property
     def floor_total(self) -> int:
-        """Fewest rollouts that all tasks together must reach."""
+        """Return the number of rollouts that all tasks together must reach."""
         return max(1, math.ceil(self.min_rollouts_fraction * self.episodes - 1e-9))
 
     @property
@@ -185,7 +185,7 @@ class CollectionRequest:
     def items(self) -> list[CollectionItem]:
         """Return the items that have ``rollouts_per_task`` episodes each: the tasks, then the points of the branches.
 
-        A rollout is known by its task and index, so the indices go on from one item of a task to its next.
+        A rollout is identified by task and index, so the indices continue over all items of a task.
         """
         starts: list[tuple[str, BranchStart | None]] = [(task_id, None) for task_id in self.tasks]
         starts += [(branch.task_id, start) for branch in self.branches for start in branch.starts()]
@@ -220,13 +220,13 @@ class CollectionRequest:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionRequest:
-        """Build a request; raises ConfigError, in one line, where the data is not a sound one."""
+        """Build a request; raises ConfigError, in one line, if the data is not a valid request."""
         return from_mapping(cls, data)
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectionItem:
-    """A task of a collection, and the ``indices`` of its rollouts; they begin at ``start``, or at the opening."""
+    """A task and the ``indices`` of its rollouts. The rollouts begin at ``start``, or at the opening."""
 
     task_id: str
     indices: Sequence[int]
@@ -235,7 +235,7 @@ class CollectionItem:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The state of a collection; all are counts of rollouts but ``needed``, the rollouts that end it."""
+    """The state of a collection, in numbers of rollouts; the collection ends with ``needed`` of them."""
 
     finished: int
     running: int
@@ -282,12 +282,12 @@ class CollectionEnd:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CollectionEnd:
-        """Return the inverse of ``dataclasses.asdict``."""
+        """Build the object from the result of ``dataclasses.asdict``."""
         return cls(**{**data, "lost": [LostRollout(**lost) for lost in data.get("lost", ())]})
 
 
 def losses(lost: Sequence[LostRollout], of: int) -> str:
-    """Return a line on the lost ones among ``of`` rollouts: how many for each reason, and the last in full."""
+    """Return a line on the lost rollouts among ``of``: the number for each reason, and the last error in full."""
     last = lost[-1]
     return (
         f"{len(lost)} of {of} rollouts lost ({by_count(each.reason for each in lost)}), such as rollout {last.index} "
@@ -304,12 +304,12 @@ def too_many_lost(lost: Sequence[LostRollout], request: CollectionRequest) -> st
 
 
 def by_count(reasons: Iterable[str]) -> str:
-    """Return the distinct reasons with their numbers, the most frequent first, as text."""
+    """Return a text that names each distinct reason with its number, the most frequent first."""
     return ", ".join(f"{reason} {count}" for reason, count in Counter(reasons).most_common())
 
 
 def is_collection_id(text: str) -> bool:
-    """Return whether a text may be a collection's id, which names its files, such as ``<id>.meta.jsonl``."""
+    """Return whether a text can be a collection's id. The id is used in names of files: ``<id>.meta.jsonl``."""
     return _ID.fullmatch(text) is not None and not text.endswith(".meta")
 
 
@@ -320,8 +320,8 @@ RARE_FAILURES = 0.02
 def failures_warning(finished: int, failures: Mapping[str, int], failures_by_task: Mapping[str, int]) -> str | None:
     """Return a warning if failed attempts are not rare, else None.
 
-    Most are repeated with the same seeds, which does no harm while they fail by chance. But a task whose attempts fail
-    over and over is trained or scored only on its rollouts that did not.
+    Most failed attempts are repeated with the same seeds. That does no harm if they fail by chance. But if attempts at
+    a task fail often, only the rollouts that did not fail are trained on or scored.
 
     Args:
         finished: attempts that gave a rollout.

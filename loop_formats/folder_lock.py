@@ -18,10 +18,10 @@ def lock_folder(folder: Path, name: str, what: str, key: str) -> TextIO:
     """Hold the lock ``<folder>/<name>`` until the returned file is closed or the process ends.
 
     Args:
-        what: names the user of the folder, and ``key`` the setting of its path: both for the error.
+        what: the user of the folder; the error names this user and ``key``, the setting of the folder's path.
 
     Raises:
-        ConfigError: another one, which the line names, holds it; or the file system has no locks.
+        ConfigError: another process holds the lock (the line names it), or the file system has no locks.
     """
     file = open(folder / name, "a+", encoding="utf-8")  # noqa: SIM115 - held as long as its owner lives
     try:
@@ -45,7 +45,7 @@ def lock_folder(folder: Path, name: str, what: str, key: str) -> TextIO:
 
 
 def is_locked(folder: Path, name: str) -> bool:
-    """Return whether a process holds the lock ``<folder>/<name>``. A link does not count: it may be another's."""
+    """Return whether a process holds the lock ``<folder>/<name>``. A symbolic link does not count."""
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -60,5 +60,5 @@ def is_locked(folder: Path, name: str) -> bool:
 
 
 def lock_run(output_dir: Path) -> TextIO:
-    """Hold the folder of a run as :func:`lock_folder` does: two writers would spoil each other's files."""
+    """Lock the folder of a run with :func:`lock_folder`: two writers would spoil each other's files."""
     return lock_folder(output_dir, "run.lock", "run", "output_dir")

@@ -48,12 +48,12 @@ class CollectionName:
 
     @property
     def is_training(self) -> bool:
-        """Return whether its rollouts are trained on."""
+        """Return whether the collection's rollouts are trained on."""
         return self.iteration is not None and not self.dev
 
     @property
     def is_score(self) -> bool:
-        """Return whether its rollouts score a policy, on dev or in an evaluation, and must not be learned from."""
+        """Return whether the rollouts score a policy, on dev or in an evaluation; no run may learn from them."""
         return self.dev or self.evaluation
 
 
@@ -63,13 +63,13 @@ def id_part(text: str) -> str:
 
 
 def training_id(run: str, iteration: int, protocol: str, refill: int = 0) -> str:
-    """Return the id of a collection that an iteration trains on; ``protocol``: its rollouts' settings, as text."""
+    """Return the id of a collection that an iteration trains on; ``protocol``: the rollouts' settings, as text."""
     round_ = f"-r{refill}" if refill else ""
     return f"{run}-i{iteration:04d}{round_}-{_hash(protocol, 10)}"
 
 
 def group_id(run: str, iteration: int, protocol: str, group: int) -> str:
-    """Return the id of a group of a stream, requested in an iteration; ``protocol`` as in :func:`training_id`."""
+    """Return the id of a stream's group, requested in ``iteration``; ``protocol`` as in :func:`training_id`."""
     return f"{run}-i{iteration:04d}-g{group}-{_hash(protocol, 10)}"
 
 
@@ -89,22 +89,22 @@ def evaluation_id(name: str, protocol: str) -> str:
 
 
 def branch_id(collection_id: str, protocol: str) -> str:
-    """Return the id of rollouts that go on from some of ``collection_id``; ``protocol``: their settings, as text."""
+    """Return the id of rollouts that continue some of ``collection_id``; ``protocol``: their settings, as text."""
     return f"branch-{collection_id[:MAX_BRANCHED]}-{_hash(protocol, 10)}"
 
 
 def search_id(run: str, temperature: float, attempt: int) -> str:
-    """Return the id of an attempt (from 1) at the tasks not solved yet at a temperature, which has two decimals."""
+    """Return the id of an attempt (from 1) at all unsolved tasks; the temperature is written with two decimals."""
     return f"{run}-t{temperature:.2f}-a{attempt:03d}"
 
 
 def replay_id(collection_id: str, protocol: str) -> str:
-    """Return the id of rollouts of a collection that are played again; ``protocol``: which, and how many-th time."""
+    """Return the id of a replay of a collection's rollouts; ``protocol`` names the rollouts and counts the replay."""
     return f"{collection_id}-{_hash(protocol, 8)}"
 
 
 def parse_collection_id(collection_id: str) -> CollectionName:
-    """Return the parts of an id; an id of another grammar is a name and nothing else."""
+    """Return the parts of an id; an id of another form becomes a ``name`` without further parts."""
     if match := _BRANCH.fullmatch(collection_id):
         return CollectionName(match[1], branch=True)
     if match := _EVALUATION.fullmatch(collection_id):
@@ -122,7 +122,7 @@ def rollout_id(collection_id: str, task_id: str, index: int, attempt: int) -> st
 
 
 def task_of(rollout_id: str) -> str:
-    """Return the beginning of a rollout's id, which its task's rollouts in its collection share; "" of another id."""
+    """Return the part of a rollout's id that all rollouts of the task in the collection share; "" for another id."""
     return rollout_id.rpartition("/")[0]
 
 
@@ -132,8 +132,8 @@ def segment_id(episode_id: str, segment: int) -> str:
 
 
 def paired_turn_id(pair: int, rollout_id: str, turn: int) -> str:
-    """Return the id of a turn (from 0) of a rollout's episode that is learned from by itself. It holds the pair's
-    number (from 0), because a turn may be in several pairs."""
+    """Return the id of a turn (from 0) that is learned from by itself. The id contains the pair's number (from 0),
+    because a turn may be in several pairs."""
     return f"{pair}:{rollout_id}@{turn}"
 
 

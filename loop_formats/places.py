@@ -21,7 +21,7 @@ def loop_home() -> Path:
 
 
 def distinct_names(paths: list[Path]) -> list[str]:
-    """Return the last part of the paths in which all differ: a and b of runs/a/evaluation and runs/b/evaluation."""
+    """Return the last part in which all paths differ: a and b for runs/a/evaluation and runs/b/evaluation."""
     parts = [path.resolve().parts[::-1] for path in paths]
     for names in zip(*parts, strict=False):
         if len(set(names)) == len(paths):
@@ -30,11 +30,11 @@ def distinct_names(paths: list[Path]) -> list[str]:
 
 
 def labelled_paths(texts: Sequence[str]) -> list[tuple[str, list[Path]]]:
-    """Parse each ``[label=]PATH[,PATH...]``, several paths being seeds of one setting, into (label, paths). The label
-    is by default the part of the first path in which it differs from the others'.
+    """Parse each ``[label=]PATH[,PATH...]`` into (label, paths); several paths are seeds of one setting. The default
+    label is the part in which the first path differs from the first paths of the other texts.
 
     Raises:
-        ValueError: a path stands twice in a text.
+        ValueError: a text has the same path twice.
     """
     parsed = [split_label(text) for text in texts]
     for text, (_, paths) in zip(texts, parsed, strict=True):
@@ -46,8 +46,8 @@ def labelled_paths(texts: Sequence[str]) -> list[tuple[str, list[Path]]]:
 
 
 def split_label(text: str) -> tuple[str, list[Path]]:
-    """Parse ``[label=]PATH[,PATH...]`` into its label, "" without one, and its paths. A path that exists is that path,
-    whatever = or , is in its name; else the first = ends the label."""
+    """Parse ``[label=]PATH[,PATH...]`` into its label ("" if it has none) and its paths. The name of an existing path
+    may contain = and commas. Otherwise the first = ends the label."""
     starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "=")]
     for start in starts:
         if paths := _existing(text[start:].split(",")):
@@ -57,7 +57,7 @@ def split_label(text: str) -> tuple[str, list[Path]]:
 
 
 def _existing(pieces: list[str]) -> list[Path]:
-    """Return existing paths that make up all ``pieces``, which commas part; [] where there are no such paths."""
+    """Join ``pieces`` with commas into paths that exist, and return these paths; [] if that is impossible."""
     for count in range(len(pieces), 0, -1):
         path = Path(",".join(pieces[:count]))
         if path.exists() and str(path) != ".":
@@ -69,9 +69,9 @@ def _existing(pieces: list[str]) -> list[Path]:
 
 
 def run_meant(path: Path) -> str:
-    """Return a question, behind a semicolon, that offers runs which ``path``, not a run itself, may mean: the one
-    around it, the one of its name in ``runs``, the first two within it, or those beside it with nearly its name; ""
-    where there are none."""
+    """Return a semicolon and a question that offers runs in place of ``path``, which is not a run: the run around the
+    path, the run of the same name in ``runs``, the first two runs within the path, or runs beside it with nearly the
+    same name; "" if there are none."""
 
     def runs(*patterns: str) -> list[Path]:
         return [file.parent for pattern in patterns for file in sorted(path.glob(f"{pattern}/{METRICS_FILE}"))]

@@ -78,7 +78,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class BranchOf:
-    """The origin of a rollout that continues another: rollout ``rollout_id`` after ``turns`` turns of its episode."""
+    """The origin of a rollout that continues another: rollout ``rollout_id``, after ``turns`` turns of the episode."""
 
     rollout_id: str
     turns: int
@@ -86,7 +86,7 @@ class BranchOf:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A sequence of a finished episode, mostly the only one.
+    """One sequence of a finished episode; most episodes have only one.
 
     An agent that starts sub-agents, or whose history is rewritten, leaves an episode of several sequences. Each is a
     record of its own, with the episode's one return; ``episode_id``, which is the ``rollout_id`` of the first, joins
@@ -164,10 +164,10 @@ class Rollout:
         logprobs: Sequence[float] | None = None,
         **more: Any,
     ) -> Rollout:
-        """Return a written conversation as the record of an episode: the turns to learn from count as sampled.
+        """Return the record of an episode for a written conversation: the turns to learn from count as sampled.
 
         Args:
-            server: the name of the server that the turns give.
+            server: the name of the server for all turns.
             spans: (message, start, end) of each turn to learn from.
             logprobs: [s]; the record keeps those within the turns; None for 0 everywhere.
             more: further fields.
@@ -202,12 +202,12 @@ class Rollout:
 
     @property
     def policy_versions(self) -> list[int]:
-        """The distinct policy versions that sampled this rollout, ascending."""
+        """Return the distinct policy versions that sampled this rollout, ascending."""
         return sorted({turn.policy_version for turn in self.turns})
 
     @property
     def turns_before(self) -> int:
-        """Turns of its episode that another rollout sampled: ``turns[0]`` is turn ``turns_before`` of the episode."""
+        """Return how many turns another rollout sampled: ``turns[0]`` is turn ``turns_before`` of the episode."""
         return self.branch_of.turns if self.branch_of is not None else 0
 
     @property
@@ -216,11 +216,11 @@ class Rollout:
 
     @property
     def text_only(self) -> bool:
-        """True for a rollout without token ids: an endpoint that takes and gives text wrote it."""
+        """Return whether the rollout has no token ids, because an endpoint that takes and gives text wrote it."""
         return not self.token_ids
 
     def validate(self, vocabulary: int = MOST_IDS) -> Rollout:
-        """Return self; raises ValueError on a broken invariant, or a token id not below ``vocabulary``; names both."""
+        """Return self; raises ValueError, with the fault, for a broken invariant or a token id >= ``vocabulary``."""
         if not self.turns:
             self._refuse("no turns")
         if self.text_only:
@@ -301,7 +301,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that came to nothing and was replaced, unless it is ``final``: the rollout is lost or refused."""
+    """A failed attempt. Another attempt replaced it; but if it is ``final``, the rollout is lost or refused."""
 
     collection_id: str
     task_id: str
@@ -318,7 +318,7 @@ class Failure:
 
 
 def by_episode(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
-    """Return the sequences of each episode together, in their order; episodes in the order of their first sequences."""
+    """Return a list of sequences for each episode; the episodes are in the order of their first sequences."""
     episodes = grouped((rollout.episode_id, rollout) for rollout in rollouts)
     return [sorted(segments, key=lambda rollout: rollout.segment) for segments in episodes.values()]
 

@@ -72,7 +72,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapter_digest(folder: Path) -> str:
-    """Return the SHA-256 of a PEFT adapter's settings and weights, wherever its base model lies; raises OSError."""
+    """Return the SHA-256 of a PEFT adapter's settings and weights, without the base model's path; raises OSError."""
     digest = hashlib.sha256(settings_of(folder / ADAPTER_CONFIG))
     with open(folder / ADAPTER_WEIGHTS, "rb") as file:
         hashlib.file_digest(file, lambda: digest)
@@ -80,7 +80,7 @@ def adapter_digest(folder: Path) -> str:
 
 
 def settings_of(file: Path) -> bytes:
-    """Return the settings in a model's or an adapter's config, without names, places and versions; else the content."""
+    """Return the settings in a config file, without names, paths and versions; the whole content if it is not JSON."""
     content = file.read_bytes()
     try:
         settings = {key: value for key, value in json.loads(content).items() if key not in _SETS_NOTHING}
@@ -90,10 +90,10 @@ def settings_of(file: Path) -> bytes:
 
 
 def node_address(root: Path, pid: int | None = None) -> str | None:
-    """Return the URL of the node on ``root``, as it wrote it into ``node.json``; None when it is not running. A node
-    that was killed leaves its address behind: with ``pid``, only an address that this process wrote counts. Without
-    it, an address counts only while a node holds the folder's lock: a copied folder must not choose the receiver of the
-    reader's token. A file that a power cut left empty or full of zeros holds no address."""
+    """Return the URL of the node on ``root`` from ``node.json``; None if no node runs. A node that was killed leaves
+    its address behind. So with ``pid``, an address counts only if this process wrote it; without ``pid``, only while a
+    node holds the folder's lock: a copied folder must not choose who receives the reader's token. A file that a power
+    cut left empty or full of zeros holds no address."""
     if pid is None and not is_locked(root, NODE_LOCK):
         return None
     try:
@@ -106,7 +106,7 @@ def node_address(root: Path, pid: int | None = None) -> str | None:
 
 
 def new_node_secret(root: Path) -> str:
-    """Make the secret of a node that a run starts on ``root``, in a file for its owner alone; return it."""
+    """Make and return the secret of a node that a run starts on ``root``; only the owner can read its file."""
     root.mkdir(parents=True, exist_ok=True)
     (root / NODE_SECRET).unlink(missing_ok=True)
     secret = secrets.token_hex(16)
@@ -116,17 +116,17 @@ def new_node_secret(root: Path) -> str:
 
 
 def log_path(folder: Path, collection_id: str) -> Path:
-    """Return the log of a collection's rollouts in the folder of collections."""
+    """Return the path of a collection's log of rollouts in the folder of collections."""
     return folder / f"{collection_id}{_LOG}"
 
 
 def meta_path(folder: Path, collection_id: str) -> Path:
-    """Return the file of the other facts of a collection: its request, failures and ends."""
+    """Return the path of a collection's meta file, which holds the request, the failures and the ends."""
     return folder / f"{collection_id}{_META}"
 
 
 def held_path(folder: Path, collection_id: str) -> Path:
-    """Return the file of a collection's episodes that wait for their group to be graded, one a line."""
+    """Return the path of the file of a collection's episodes whose group is not graded yet, one a line."""
     return folder / f"{collection_id}.held"
 
 
@@ -141,20 +141,20 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def newest_adapter(run: Path) -> Path | None:
-    """Return the last adapter that a training run has exported to its ``policies``, if there is one."""
+    """Return the folder of the last adapter that a training run exported to its ``policies``; None if there is none."""
     return next((path for path in reversed(in_order(run.glob("policies/policy-v*"))) if is_adapter(path)), None)
 
 
 def only_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return the logs of rollouts among the paths, in order."""
+    """Return those of the paths that are logs of rollouts, in order."""
     return in_order(path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
 
 
 def find_logs(run: Path) -> list[Path]:
-    """Return the logs of a run's or an evaluation's folder, in order; or the one that ``run`` is itself.
+    """Return the logs in the folder of a run or an evaluation, in order; or ``run`` itself if it is a log.
 
-    Links to folders are followed, since a node's folder may be moved to another disk and linked; a folder that several
-    names lead to is read once.
+    Links to folders are followed, because a node's folder may lie on another disk. A folder with several names is read
+    once.
     """
     if run.is_file():
         return only_logs([run])
@@ -171,7 +171,7 @@ def find_logs(run: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Line:
-    """Line ``number`` (from 1) of a file of JSON objects, read."""
+    """The JSON object in line ``number`` (from 1) of a file."""
 
     number: int
     record: dict[str, Any]
@@ -191,16 +191,16 @@ class WholeLine:
 
 
 def is_blank(line: bytes) -> bool:
-    """Return whether the line of a file of JSON lines has been set aside."""
+    """Return whether a line of a file of JSON lines was blanked out."""
     return not line.strip()
 
 
 def whole_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[WholeLine]:
-    """Yield the whole lines of a file, which may be written to meanwhile, without the blank ones.
+    """Yield the whole lines of a file without the blank lines; a process may be writing the file.
 
     Args:
-        start: offset of the first line to read, and ``number`` its number: the ``end`` of a line read earlier, and one
-            more than its number.
+        start: byte offset of the first line to read, ``number`` that line's number. After a line read earlier these are
+            its ``end`` and its ``number`` + 1.
     """
     with path.open("rb") as file:
         file.seek(start)
@@ -214,10 +214,10 @@ def whole_lines(path: Path, start: int = 0, number: int = 1) -> Iterator[WholeLi
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the whole lines of a file of JSON objects, which may be written to meanwhile.
+    """Yield the whole lines of a file of JSON objects; a process may be writing the file.
 
     Raises:
-        ValueError: a whole line is not a JSON object; names file and line.
+        ValueError: a whole line is not a JSON object; the message names file and line.
     """
     for line in whole_lines(path):
         try:
@@ -233,7 +233,7 @@ def read_rollouts(log: Path, vocabulary: int = MOST_IDS) -> list[Rollout]:
     """Return the rollouts of a collection's log, validated, for a model of ``vocabulary`` token ids.
 
     Raises:
-        ValueError: a whole line is not a rollout; names file and line.
+        ValueError: a whole line is not a rollout; the message names file and line.
     """
     rollouts = []
     for line in read_lines(log):
@@ -250,7 +250,7 @@ class WriteFailed(RuntimeError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise one line on ``path`` if the block fails to write it.
+    """Raise an error of one line if the block fails to write ``path``.
 
     Raises:
         WriteFailed: the disk is full or broken, or its file system lacks a necessary call.
@@ -265,7 +265,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def append_to(path: Path) -> TextIO:
-    """Open a file of lines, or a new one, to write at its end; a last line that was cut short is cut off."""
+    """Open a file of lines, old or new, to write at its end; remove the last line if it is incomplete."""
     if path.exists():
         with path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
@@ -278,10 +278,9 @@ def append_to(path: Path) -> TextIO:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside ``path`` to write to: it becomes ``path`` when the block ends, and is removed if that raises.
+    """Yield a temporary path to write to. At the block's end the file becomes ``path``; after an error it is removed.
 
-    Readers of ``path`` find the old content or the new one, also after a power cut, and several processes may write at
-    once.
+    Readers of ``path`` find the old or the new content, also after a power cut. Several processes may write at once.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -301,8 +300,8 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 def to_json(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
-    """Return JSON that every reader accepts: a number that is not finite is null, and half a surrogate pair is written
-    by its number."""
+    """Return JSON that every reader accepts: a number that is not finite becomes null, and half a surrogate pair
+    becomes an escape."""
     try:
         return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
     except ValueError:  # checking each number first would take as long again
@@ -322,18 +321,18 @@ def _finite(value: Any) -> Any:
 
 
 def write_rollouts(folder: Path, collection_id: str, rollouts: Iterable[Rollout]) -> Path:
-    """Write the log of a collection, or of a part of it, into the folder of collections, which is made if need be; the
-    file appears whole. Returns its path."""
+    """Write the log of a collection, or a part of the log, into the folder of collections; make the folder if it is
+    missing. The file appears whole. Returns the log's path."""
     folder.mkdir(parents=True, exist_ok=True)
     return write_whole(log_path(folder, collection_id), "".join(f"{rollout.to_json()}\n" for rollout in rollouts))
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``path`` to fill: it takes the place of ``path`` when the block ends. For one writer.
+    """Yield a new folder to fill; when the block ends, this folder replaces ``path``. Only one process may write.
 
-    Its files are on disk before it has its name, and readable like the folder: safetensors makes its files readable for
-    their owner alone. An earlier writer's unfinished folder is removed.
+    All files are on disk before the folder gets its name. They become as readable as the folder, because safetensors
+    lets only the owner read its files. An earlier writer's unfinished folder is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     bring_back(path.parent)
@@ -387,22 +386,22 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def folders_in(parent: Path) -> dict[str, Path]:
-    """Return the whole folders in ``parent`` by their names. If :func:`whole_folder` was killed after it had moved
-    an old folder aside, and before the new one was in its place, the old one is among them."""
+    """Return name -> path of the whole folders in ``parent``. If :func:`whole_folder` was killed when it had moved the
+    old folder aside but not put the new folder in its place, the old folder is returned."""
     paths = list(parent.glob("*"))
     replaced = {path.name[1:].removesuffix(_REPLACED): path for path in paths if path.name.endswith(_REPLACED)}
     return replaced | {path.name: path for path in paths if not path.name.startswith(".")}
 
 
 def bring_back(parent: Path) -> None:
-    """Give the folders in ``parent`` the names back that they have in :func:`folders_in`. For one writer."""
+    """Rename the folders in ``parent`` to the names that :func:`folders_in` returns. Only one process may do this."""
     for name, path in folders_in(parent).items():
         if path.name != name:
             path.rename(parent / name)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders' names at one moment; return False where the file system cannot."""
+    """Swap the names of two folders in one step; return False if the file system cannot do that."""
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     names = _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other)
     return swap is not None and swap(*names, _RENAME_EXCHANGE) == 0
@@ -415,10 +414,10 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path) -> None:
-    """Compare the files of ``folder`` with its ``SHA256SUMS``, where it has them.
+    """Compare the files of ``folder`` with its ``SHA256SUMS``, if this file exists.
 
     Raises:
-        ValueError: a file is not as it was written; names it.
+        ValueError: a file has changed; the message names the file.
         OSError: a file cannot be read.
     """
     file = folder / _SUMS
@@ -447,7 +446,7 @@ def sync(what: Path | int) -> None:
 
 @contextlib.contextmanager
 def _where_taken(call: str, without: str) -> Iterator[None]:
-    """Go on, with a warning, where the file system refuses the ``call`` as such; a full or broken disk is an error."""
+    """Ignore, with a warning, that the file system does not support ``call``; a full or broken disk is an error."""
     try:
         yield
     except OSError as error:

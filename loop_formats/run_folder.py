@@ -22,15 +22,15 @@ TOKEN_STATISTICS = "token_statistics"
 
 
 def write_description(folder: Path, environment: Description) -> Path:
-    """Write the description, whole or not at all; returns the path."""
+    """Write the environment's description, whole or not at all; returns the path."""
     return write_whole(folder / ENVIRONMENT_FILE, to_json(asdict(environment), indent=1) + "\n")
 
 
 def read_description(path: Path) -> Description:
-    """Return the environment of a run's folder, or of a file in it; :data:`DEFAULT_DESCRIPTION` where it is not stored.
+    """Return the environment of a run, from its folder or a file in it; :data:`DEFAULT_DESCRIPTION` if none is stored.
 
     Raises:
-        ValueError: the file is damaged; names it.
+        ValueError: the file is damaged; the message names it.
     """
     path = path.resolve()
     for folder in (path, *path.parents[:FOLDERS_ABOVE]):
@@ -47,7 +47,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
 
     Raises:
-        ValueError: the file is missing, or a whole line of it is not an iteration's; names the line.
+        ValueError: the file is missing, or a whole line is not a line of metrics; the message names the line.
     """
     file = path / METRICS_FILE if path.is_dir() else path
     if not file.is_file() or file.suffix != ".jsonl":
@@ -62,7 +62,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def nothing_learned(run: Path) -> str | None:
-    """Return a line if no iteration of a run has made a step; None where one has, or none is done.
+    """Return a line if a run has iterations but none made an optimizer step; else None.
 
     Raises:
         ValueError: as :func:`read_metrics`.

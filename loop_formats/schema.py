@@ -62,14 +62,14 @@ class ConfigError(ValueError):
 
 
 def require(holds: object, message: str) -> None:
-    """Raise ConfigError unless ``holds``. In a section's ``__post_init__`` a message that begins with the name of a
-    field gets the section's path in front of it."""
+    """Raise ConfigError unless ``holds``. In a section's ``__post_init__``, a message that begins with a field's name
+    gets the section's path as prefix."""
     if not holds:
         raise ConfigError(message)
 
 
 def made_folder(key: str, folder: Path) -> Path:
-    """Return the folder that ``key`` names, which is made if need be.
+    """Return the folder that the setting ``key`` names; make the folder if it is missing.
 
     Raises:
         ConfigError: the folder cannot be made.
@@ -82,7 +82,7 @@ def made_folder(key: str, folder: Path) -> Path:
 
 
 def from_mapping(section: type[Section], data: object, path: str = "") -> Section:
-    """Build ``section`` from plain data; ``path`` is where it stands in the whole, for errors.
+    """Build ``section`` from plain data; errors name ``path``, the section's position in the whole config.
 
     Raises:
         ConfigError: an unknown or missing key, a value of another type or out of range.
@@ -98,7 +98,7 @@ def from_mapping(section: type[Section], data: object, path: str = "") -> Sectio
 
 
 def check_value(key: str, kind: object, value: object) -> None:
-    """Check a value as that of a section's key of the type ``kind``, where JSON can say it.
+    """Check that a value fits a section's key of the type ``kind``, if JSON can express that type.
 
     Raises:
         ConfigError: the value is of another type, or not finite.
@@ -124,7 +124,7 @@ def _adapter(section: type[Section]) -> TypeAdapter[Section]:
 
 
 def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) -> str:
-    """Return a line for the first of ``errors``, a misspelt key before the one that is missing because of it."""
+    """Return a line for the first of ``errors``; a misspelt key counts before the missing key that was meant."""
     order = {"unexpected_keyword_argument": 0, "missing": 1}
     first = min(errors, key=lambda error: order.get(error["type"], 2))
     where = _place(data, first)
@@ -150,7 +150,7 @@ def _line(section: type, data: object, path: str, errors: list[ErrorDetails]) ->
 
 
 def _of_whole(section: type, data: object, unknown: str) -> str:
-    """Return the cure for a key that ``section`` does not have itself."""
+    """Return advice on a key that ``section`` itself does not have."""
     if near := keys_meant(section, data, unknown):
         return did_you_mean(near)
     own = [*fields_of(section)]
@@ -158,8 +158,8 @@ def _of_whole(section: type, data: object, unknown: str) -> str:
 
 
 def keys_meant(section: type, data: object, name: str) -> list[str]:
-    """Return the keys, at most three, that ``name`` may stand for: of ``section``, of the sections within it, or of
-    ``data``, a config of it."""
+    """Return at most three keys that ``name`` may be a misspelling of: keys of ``section``, of the sections within it,
+    or of ``data``, a config of the section."""
     paths = [*dict.fromkeys([*_paths_of(data), *_paths_in(section)])]
     by_name = grouped((path.rpartition(".")[2], path) for path in paths)
     if exact := [path for path in paths if folded(name) in (folded(path), folded(path.rpartition(".")[2]))]:
@@ -174,7 +174,7 @@ def keys_meant(section: type, data: object, name: str) -> list[str]:
 
 
 def _paths_of(data: object, path: str = "") -> Iterator[str]:
-    """Yield the paths of the keys that ``data`` has below its own."""
+    """Yield the paths of the nested keys of ``data``."""
     for key, value in data.items() if isinstance(data, Mapping) else ():
         if path:
             yield f"{path}{key}"
@@ -198,7 +198,7 @@ def _of_section(message: str, key: str, fields: Sequence[str]) -> str:
 
 
 def _place(data: object, error: ErrorDetails) -> str:
-    """Return the key that an error is about; pydantic's further words name the member of a union."""
+    """Return the key that an error is about, without the member of a union that pydantic appends."""
     place = ""
     for name in error["loc"]:
         if isinstance(data, Mapping) and name in data:
@@ -211,7 +211,7 @@ def _place(data: object, error: ErrorDetails) -> str:
 
 
 def _fields(section: type, loc: Sequence[int | str]) -> list[str]:
-    """Return the names of the keys of the section that ``loc`` leads to; [] for a value."""
+    """Return the names of the keys of the section at ``loc``; [] if ``loc`` leads to a value."""
     for name in loc:
         if isinstance(name, str) and (field := fields_of(section).get(name)) is not None:
             if not (inner := sections_in(field.annotation)):
@@ -226,7 +226,7 @@ def fields_of(section: type) -> dict[str, Any]:
 
 
 def sections_in(annotation: Any) -> list[type]:
-    """Return the sections that a type names: itself, an alternative to None, or the items of a list."""
+    """Return the sections in a type: the type itself, the alternative to None, or the items of a list."""
     if dataclasses.is_dataclass(annotation):
         return [annotation]  # type: ignore[list-item]
     return [section for inner in getattr(annotation, "__args__", ()) for section in sections_in(inner)]

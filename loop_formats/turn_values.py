@@ -20,10 +20,10 @@ TURN_VALUES = "turn_values"
 
 @dataclass(frozen=True)
 class TurnValue:
-    """The worth, to a policy version, of the state before turn ``turn`` (from 0, of the episode).
+    """The value of the state before turn ``turn`` (from 0, of the episode) under one policy version.
 
     ``value`` is the mean return of ``n`` continuations and ``stderr`` its standard error, None for too few of them;
-    ``refused`` more could not be played, because the world answered otherwise than the rollout says.
+    ``refused`` more could not be played, because the world's answers differed from those in the rollout.
     """
 
     rollout_id: str
@@ -57,7 +57,7 @@ def read_turn_values(file: Path) -> list[TurnValue]:
     """Return the values in all lines of a file, [] where there is no file.
 
     Raises:
-        ValueError: a line that is not a turn's value; names the file.
+        ValueError: a line is not a turn's value; the message names the file.
     """
     with raised_as(ValueError, f"{file} holds a line that is not a turn's value: ", TypeError):
         return [TurnValue(**line.record) for line in read_lines(file)] if file.is_file() else []

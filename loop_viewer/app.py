@@ -18,17 +18,17 @@ from loop_viewer.summaries import columns, episodes
 
 
 class CannotContinue(RuntimeError):
-    """No node runs that can continue the rollout, or it refuses; the message is one line for the user."""
+    """No running node can continue the rollout, or the node refuses; the message is one line for the user."""
 
 
 class Continuation(Protocol):
-    """Lets the node of a live run go on from a turn; :mod:`loop_recipes.verbs.continuation` is one."""
+    """Asks the node of a live run to go on from a turn; :mod:`loop_recipes.verbs.continuation` does so."""
 
     def continue_rollout(self, log: Path, line: bytes, turn: int) -> str:
         """Return the id of the collection that will hold the new rollout; raises :class:`CannotContinue`."""
 
     def continuation_state(self, log: Path) -> dict[str, Any]:
-        """Return {"ended", "error"} of such a collection; raises :class:`CannotContinue`."""
+        """Return {"ended", "error"} for a collection of :meth:`continue_rollout`; raises :class:`CannotContinue`."""
 
 
 STATIC = Path(__file__).parent / "static"
@@ -41,9 +41,9 @@ CONTENT_SECURITY_POLICY = (
 
 
 def build_app(data: RunData | RunFolder, continuation: Continuation | None = None) -> web.Application:
-    """Build the application; every answer carries the content security policy. A folder's page lists its runs, and each
-    has a page like that of a single run, whose addresses begin with ``/run/NAME``. Without a ``continuation`` no
-    rollout can be continued."""
+    """Build the application; every answer carries the content security policy. For a folder, the first page lists the
+    runs; the pages of a run are at addresses that begin with ``/run/NAME``. Without a ``continuation`` no rollout can
+    be continued."""
     app = web.Application(middlewares=[_guard])
     routes = _Routes(data, continuation)
     here, rollout = "", "/api/collections/{collection}/rollouts/{cursor:[0-9]{1,12}}"
@@ -76,7 +76,7 @@ def build_app(data: RunData | RunFolder, continuation: Continuation | None = Non
 async def _guard(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer only to a local name, so that a web page elsewhere cannot reach this server by a name of its own."""
+    """Answer only requests for a local host name: a web page elsewhere could point its own name at this server."""
     host = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
     if host not in LOCAL_NAMES:
         return web.Response(status=403, text="the viewer answers to 127.0.0.1 and localhost only")
@@ -100,7 +100,7 @@ class _Routes:
         return await self._answer(lambda: self._data.overview())
 
     async def curves(self, request: web.Request) -> web.Response:
-        """Return a quantity of the runs that the address names."""
+        """Return the curves of one quantity for the runs in the address."""
         assert isinstance(self._data, RunFolder)
         names = request.query.getall("run", [])
         return await self._answer(partial(self._data.curves, request.match_info["quantity"], names))
@@ -156,11 +156,11 @@ class _Routes:
         return self._continuation
 
     def _run(self, request: web.Request) -> RunData:
-        """Return the viewer's run, or of several the one that the address names."""
+        """Return the viewer's only run, or the run that the address names."""
         return self._data if isinstance(self._data, RunData) else self._data.run(request.match_info["run"])
 
     async def _answer(self, read: Callable[[], Any]) -> web.Response:
-        """Read beside the event loop, one at a time: the index of a log has one writer."""
+        """Run a read in a thread beside the event loop, one read at a time: the index of a log has one writer."""
 
         def dump() -> str:
             return to_json(read(), separators=(",", ":"))
@@ -180,7 +180,7 @@ class _Routes:
 
 
 def _place(request: web.Request) -> tuple[str, int]:
-    """Return the collection and the cursor of the rollout that an address names."""
+    """Return the collection and the cursor (position from 1) of the rollout in an address."""
     return request.match_info["collection"], int(request.match_info["cursor"])
 
 

@@ -27,11 +27,11 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
     """Write the page with the given collections (default: all) into ``file``; returns its size in bytes.
 
     Args:
-        collections: each by its id, by its name on the page ("iteration 2"), or by the number of an iteration, which
-            means all collections that were trained on in it.
+        collections: for each its id, its name on the page ("iteration 2"), or the number of an iteration. The number
+            means all collections that this iteration trained on.
 
     Raises:
-        ValueError: a collection is unknown, or one of its lines is damaged.
+        ValueError: a collection is unknown, or a line of a collection is damaged.
         ExportTooLarge: the file would exceed ``max_megabytes``.
     """
     overview = run.overview()
@@ -89,7 +89,7 @@ def _pieces(run: RunData, overview: dict[str, Any], collections: list[str]) -> I
 
 
 def _data(name: str, value: Any) -> str:
-    """Return JSON in a script element that is never executed. Without a "<", nothing inside can end the element."""
+    """Return JSON in a script element that is never executed. The JSON has no "<" that could end the element."""
     text = to_json(value, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" data-name="{html.escape(name)}">{text}</script>\n'
 

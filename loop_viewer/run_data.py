@@ -42,9 +42,9 @@ MAX_NOTE_CHARACTERS = 10_000
 
 @dataclass
 class _Indexed:
-    """A log: places of its lines, their summaries, and how far it has been read.
+    """The index of a log: the places of the lines, their summaries, and how far the log has been read.
 
-    ``inode`` is the file's when it was first read; ``damage`` names the lines that cannot be read.
+    ``inode`` is the file's inode at the first read; ``damage`` names the lines that cannot be read.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class _Indexed:
     """The threads of :meth:`RunData.rollout` by their cursors, cached for a page that asks for each sequence."""
 
     def is_of(self, file: Path) -> bool:
-        """Return whether ``file`` is this log, perhaps grown, and not one of the same name that was begun anew."""
+        """Return whether ``file`` is still this log (perhaps longer), and not a new log of the same name."""
         now = file.stat()
         return (self.path, self.inode) == (file, now.st_ino) and now.st_size >= self.read_to
 
@@ -69,9 +69,9 @@ class RunData:
 
     Args:
         path: the folder or ``*.jsonl`` file.
-        model: folder with the policy's tokenizer.json; None for the folder that the run's or the node's files name.
-            Without one, tokens appear as numbers.
-        within: the runs of a folder whose rollouts to show, if not all in it.
+        model: folder with the policy's tokenizer.json; None: the folder that the files of the run or the node name.
+            Without such a folder, tokens appear as numbers.
+        within: the runs in a folder to show, if not all of them.
         read_tokenizer: reads the tokenizer; None shows tokens as numbers.
 
     Raises:
@@ -110,16 +110,16 @@ class RunData:
     def overview(self) -> dict[str, Any]:
         """Return name, metrics and collections; cheap, so that a page can ask again and again.
 
-        ``totals`` of a collection are over its rollouts so far: {"rollouts", "reward", "success"}, or None for a log
-        that nobody has opened yet and that is too large to be read for three numbers. ``failures`` are its failed
-        attempts, {task: {reason: count}}, ``wanted`` the requested rollouts, until it has ``ended``. ``name`` is its
-        name on the page, ``kind`` is training, dev, evaluation or continuation. ``whole``: the metrics of its iteration
-        are of its rollouts alone, not of several nodes' shares or rounds; nor was the iteration collected again, by a
-        run that went back to an earlier checkpoint. ``no_text`` of the whole says why tokens appear as numbers; ""
-        where they do not. ``node_runs``: a node is running that can go on with a rollout. ``head``: see
-        :func:`run_head`; ``settings``, ``starts`` and ``result``: see :mod:`loop_viewer.run_record`. ``damage`` of a
-        collection and of the whole name the lines that cannot be read, which are left out.
-        ``shown_once`` is a line on collections that several runs share, and the page shows once; "" without such.
+        ``totals`` of a collection are {"rollouts", "reward", "success"} over its rollouts so far; None if nobody has
+        opened the log yet and it is too large to read for three numbers. ``failures`` are its failed attempts, {task:
+        {reason: count}}, ``wanted`` the requested rollouts, until it has ``ended``. ``name`` is its name on the page,
+        ``kind`` is training, dev, evaluation or continuation. ``whole``: the iteration's metrics cover exactly this
+        collection's rollouts. It is false after several shares or rounds, or if a run went back to a checkpoint and
+        collected the iteration again. At the top level, ``no_text`` says why tokens appear as numbers ("" if they do
+        not), and ``node_runs`` whether a running node can continue rollouts. ``head``: see :func:`run_head`;
+        ``settings``, ``starts`` and ``result``: see :mod:`loop_viewer.run_record`. ``damage``, of a collection and at
+        the top level, names the lines that cannot be read; they are left out. ``shown_once`` is a line on collections
+        that several runs share and the page shows once; "" if there are none.
 
         Raises:
             ValueError: the folder is gone.
@@ -145,13 +145,13 @@ class RunData:
         }
 
     def head(self) -> dict[str, Any]:
-        """Return :func:`run_head` of the run, and read only the logs that it needs."""
+        """Return the result of :func:`run_head` for the run; read only the logs needed for that."""
         self._find_logs()
         metrics = read_numbers(self.path, [])
         return run_head(self.path, self._collections(metrics[-1]["iteration"] if metrics else 0), metrics)
 
     def _collections(self, done: int) -> list[dict[str, Any]]:
-        """Return the collections of :meth:`overview`, but those that were trained on in iterations up to ``done``."""
+        """Return the collections of :meth:`overview` without those that iterations up to ``done`` trained on."""
         collections = []
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
         times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
@@ -183,8 +183,8 @@ class RunData:
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """Return an entry per rollout, in the order of the log; an episode of several sequences has one for each.
 
-        ``advantage`` is that of its training, where the run kept token statistics; else the leave-one-out advantage
-        within its task, or for a continuation among those from the same turn; None for the only one.
+        ``advantage`` is the one used in training, if the run kept token statistics. Otherwise it is the leave-one-out
+        advantage among the task's rollouts, for a continuation among those from the same turn; None without others.
 
         Raises:
             KeyError: no such collection.
@@ -203,7 +203,7 @@ class RunData:
         return result
 
     def damage(self, collection: str) -> list[str]:
-        """Return a message for each damaged line among those read until now.
+        """Return a message for each damaged line that was found so far.
 
         Raises:
             KeyError: no such collection.
@@ -215,10 +215,10 @@ class RunData:
 
         ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``old_logprobs``, ``ratios``,
         ``clipped``, ``advantages`` and ``entropies`` are per sampled token that was trained on, or None. ``branch_of``
-        also has the ``collection`` and ``cursor`` of the rollout it names, where they are known. ``values`` has for
-        each of its turns the estimated value, or None. ``thread`` has for each sequence of its episode its ``cursor``,
-        how many messages it has in common with an earlier one (``shared``), why it ``begins``, and how many ``turns``
-        were before it; it is empty for an episode of one sequence.
+        also has the ``collection`` and ``cursor`` of the continued rollout, if known. ``values`` has the estimated
+        value, or None, for each turn. ``thread`` has for each sequence of its episode its ``cursor``, how many messages
+        it has in common with an earlier one (``shared``), why it ``begins``, and how many ``turns`` were before it; it
+        is empty for an episode of one sequence.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -285,7 +285,7 @@ class RunData:
         return {key: value for key, value in pairs if isinstance(value, str)}
 
     def write_note(self, collection: str, cursor: int, text: str) -> None:
-        """Keep a note of a rollout in ``notes.json`` of the run's folder; an empty one removes it.
+        """Store a note on a rollout in ``notes.json`` of the run's folder; an empty text removes the note.
 
         Raises:
             KeyError: no such collection or rollout.
@@ -307,7 +307,7 @@ class RunData:
         return self.path.with_suffix(".notes.json") if self.path.is_file() else self.path / "notes.json"
 
     def search(self, collection: str, text: str) -> list[int]:
-        """Return cursors of rollouts that have ``text`` in an id, the note or a message, in upper or lower case.
+        """Return cursors of rollouts with ``text`` in an id, the note or a message; upper and lower case are equal.
 
         Raises:
             KeyError: no such collection.
@@ -328,7 +328,7 @@ class RunData:
         return cursors
 
     def _find_logs(self) -> bool:
-        """Find the run's logs, forget those that are gone or were begun anew, and return whether there are any."""
+        """Find the run's logs; forget logs that are gone or were begun anew. Return whether there are any logs."""
         files: dict[str, Path] = {}
         duplicates = []
         for file in chain.from_iterable(map(find_logs, self._within)):
@@ -347,7 +347,7 @@ class RunData:
                 log.offsets[line.number] = line.start
 
     def _thread(self, collection: str, cursor: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the sequences of the episode of ``record``, in order, as far as they are in the log."""
+        """Return those sequences of the episode of ``record`` that are in the log, in order."""
         if record["segments"] == 1:
             return []
         log, first = self._logs[collection], cursor - record["segment"]
@@ -358,8 +358,8 @@ class RunData:
         return log.threads[cursors]
 
     def _origin(self, branch_of: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the rollout and turn that a rollout continues, with that rollout's place among the logs, if it is
-        there."""
+        """Return the rollout and the turn that a rollout continues, and the continued rollout's place in the logs if it
+        is there."""
         if branch_of is None:
             return None
         collection = branch_of["rollout_id"].partition("/")[0]
@@ -387,7 +387,7 @@ class RunData:
         return statistics
 
     def _model_folder(self) -> Path | None:
-        """Return the model's folder by the nearest ``rollout_node.yaml``, which lies above the node's folder."""
+        """Return the model's folder that the nearest ``rollout_node.yaml`` above the node's folder names."""
         for folder in (self.path, self.path / "evaluation", *self.path.parents[:FOLDERS_ABOVE]):
             if (file := folder / "rollout_node.yaml").is_file():
                 try:  # as data: an interpolation of a stranger's would reveal the reader's variables
@@ -403,7 +403,7 @@ class RunData:
 
 
 def _place_in_list(item: Mapping[str, Any]) -> tuple[int, int, float, str]:
-    """Return the key of a collection: evaluations stand in the order of their beginning."""
+    """Return the key that sorts a collection in the list; evaluations stand in the order in which they began."""
     began = item["began"] if item["kind"] == "evaluation" else 0.0
     return KINDS.index(item["kind"]), item["iteration"] or 0, began, item["id"]
 
@@ -421,7 +421,7 @@ def _calls(record: dict[str, Any], environment: Description) -> list[str]:
 
 
 def _shared_note(collections: Sequence[str]) -> str:
-    """Return a line on the collections that several runs share, of which the page shows the first."""
+    """Return a line on the collections that several runs share; the page shows only the first copy."""
     if not collections:
         return ""
     count = len(set(collections))

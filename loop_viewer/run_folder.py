@@ -23,7 +23,7 @@ LISTED_METRICS = ("reward", "success", "dev_success")
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run, an evaluation or a node's, and not a folder around some of them."""
+    """Return whether a folder belongs to one run, evaluation or node, and is not a folder that contains several."""
     return (
         (path / METRICS_FILE).is_file()
         or (path / COLLECTIONS).is_dir()
@@ -45,7 +45,7 @@ def runs_below(folder: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
 
 
 class RunFolder:
-    """Several runs: those in a folder, or those that are named.
+    """Several runs: all runs in a folder, or the given runs.
 
     Args:
         paths: one folder with runs somewhere in it, or runs.
@@ -80,7 +80,7 @@ class RunFolder:
         return dict(zip(distinct_names(self._paths), self._paths, strict=True))
 
     def run(self, name: str) -> RunData:
-        """Return one of the runs; :data:`EVERYTHING` is all of them as one.
+        """Return the run of a name; the name :data:`EVERYTHING` stands for all runs together.
 
         Raises:
             KeyError: no run has that name.
@@ -94,11 +94,11 @@ class RunFolder:
     def overview(self) -> dict[str, Any]:
         """Return {"name", "runs", "whole", "quantities"}; a run that did not change is not read again.
 
-        Each of ``runs`` has its ``name``, the fields of :func:`run_head`, ``iterations`` and the last of each of
-        :data:`LISTED_METRICS`; ``held_out_success`` (0 to 1) of ``held_out_policy``, which its evaluation scored last;
-        None for values that it lacks; runs of one :func:`setting_of` have the same ``setting``. A damaged run has an
-        ``error`` instead. ``quantities`` are the metrics that are
-        numbers in any of the runs. ``whole`` is :data:`EVERYTHING`.
+        Each of ``runs`` has its ``name``, the fields of :func:`run_head`, ``iterations``, the last value of each of
+        :data:`LISTED_METRICS`, and ``held_out_success`` (0 to 1) of ``held_out_policy``, the policy that its evaluation
+        scored last. Missing values are None. Runs with equal :func:`setting_of` have the same ``setting``. A damaged
+        run has an ``error`` instead. ``quantities`` are the metrics that are numbers in any of the runs. ``whole`` is
+        :data:`EVERYTHING`.
         """
         runs = self.runs()
         self._opened = {name: run for name, run in self._opened.items() if name == EVERYTHING or name in runs}
@@ -107,7 +107,7 @@ class RunFolder:
         return {"name": self.name, "runs": rows, "whole": EVERYTHING, "quantities": quantities}
 
     def curves(self, quantity: str, names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-        """Return each run's name -> its lines of metrics.jsonl, each with the quantity and its iteration only."""
+        """Return run's name -> lines of metrics.jsonl, each reduced to the iteration and the quantity."""
         wanted = {"iteration", quantity, "dev_iteration", "earlier_dev_iteration", f"earlier_{quantity}"}
         curves = {}
         for name, path in self.runs().items():
@@ -149,7 +149,7 @@ class RunFolder:
 
 
 def _last(lines: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Return the last value of that name that is a number, for the page."""
+    """Return the last value of a metric that is a number, for the page."""
     return next((line[key] for line in reversed(lines) if isinstance(line.get(key), int | float)), None)
 
 

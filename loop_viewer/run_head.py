@@ -36,7 +36,7 @@ class ListedCollection:
 
     @classmethod
     def of(cls, log: Path) -> ListedCollection:
-        """Read the file beside ``log``; without one, the collection has ended and nothing failed."""
+        """Read the meta file beside ``log``; without this file, the collection counts as ended without failures."""
         meta = meta_path(log.parent, log.stem)
         failures: dict[str, dict[str, int]] = {}
         damage: list[str] = []
@@ -62,12 +62,12 @@ def run_head(
     """Return {"model", "algorithm", "dataset", "state", "runs", "seconds_left"} of a training run or an evaluation.
 
     Args:
-        folder: the run's; facts that it lacks are "" or None.
+        folder: the run's folder; facts missing there are "" or None.
         collections: as :meth:`RunData.overview` lists them.
         lines: the lines of metrics.jsonl.
 
     ``runs`` says whether a process works on the folder now, or scores its policy. ``seconds_left`` is a number only
-    while it trains: the seconds of the last iteration, for each that is left.
+    during training: the seconds of the last iteration times the number of iterations left.
     """
     config = read_yaml(folder / CONFIG)
     trains, scores = is_locked(folder, RUN_LOCK), _scores(folder)
@@ -93,7 +93,7 @@ def is_at_work(folder: Path) -> bool:
 
 
 def _scores(run: Path) -> bool:
-    """Return whether a process evaluates the run's policy, in a folder of the run's."""
+    """Return whether a process evaluates the run's policy in a folder within the run's."""
     return any(is_locked(lock.parent, RUN_LOCK) for lock in run.glob(f"*/{RUN_LOCK}"))
 
 

@@ -17,9 +17,9 @@ MOST = 1e300
 
 
 def read_numbers(run: Path, damage: list[str]) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl, if it has one; None stands for a number that is not finite, such as
-    the ratio of a rollout that is all but impossible now, or beyond all floats: browsers' JSON has neither. ``damage``
-    names the lines that cannot be read, which are left out."""
+    """Return the lines of a run's metrics.jsonl, if the file exists. None stands for a number that is not finite (such
+    as the ratio of a now almost impossible rollout) or too large for a float, because browsers' JSON has neither.
+    ``damage`` names the lines that cannot be read; they are left out."""
     file = run / METRICS_FILE
     lines = sound_lines(file, "line of metrics", _numbers, damage) if file.is_file() else ()
     return [line for _, line in lines if line is not None]
@@ -53,8 +53,8 @@ def _statistic(text: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def read_statistics(files: tuple[tuple[Path, int], ...], log: Path) -> tuple[dict[str, dict[str, Any]], Sequence[str]]:
-    """Return rollout id -> its token statistics and its largest gap to the sampler, and the unreadable lines; times of
-    change renew the cache."""
+    """Return rollout id -> token statistics and largest gap to the sampler, and the unreadable lines. The result is
+    cached until a file's time of change differs."""
     damage: list[str] = []
     rollouts = (rollout for _, rollout in sound_lines(log, "rollout", read_listed, []) if rollout is not None)
     logprobs = {each.rollout_id: list(compress(each.sampler_logprobs, each.mask)) for each in rollouts}

@@ -18,13 +18,13 @@ MAY_DIFFER = ("seed", "output_dir", "run_name", "max_iterations", "resume_from_c
 
 
 def setting_of(run: Path) -> str:
-    """Return a name that runs share which differ in :data:`MAY_DIFFER` alone; "" for a run without a config."""
+    """Return a name that is equal for runs that differ in :data:`MAY_DIFFER` only; "" for a run without a config."""
     config = {key: value for key, value in read_yaml(run / CONFIG).items() if key not in MAY_DIFFER}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest() if config else ""
 
 
 def settings_of(run: Path) -> dict[str, str]:
-    """Return the settings that a reader asks for first, each as text by its name on the page."""
+    """Return name on the page -> text for the settings that a reader asks for first."""
     match read_yaml(run / CONFIG):
         case {"seed": seed, "optimizer": {"lr": rate}, "collection": {"limits": dict(limits), **asked}}:
             tasks, each = asked.get("tasks_per_iteration"), asked.get("rollouts_per_task")
@@ -39,9 +39,9 @@ def settings_of(run: Path) -> dict[str, str]:
 
 
 def starts_of(run: Path) -> dict[str, str]:
-    """Return what the run noted when it was started, each as text by its name on the page; {} for a run without it.
+    """Return name on the page -> text for the facts that the run stored at its start; {} if there are none.
 
-    The facts name the machine's folders and the command, so that an exported page goes without them.
+    The facts name the machine's folders and the command, so an exported page leaves them out.
     """
     file = run / STARTS
     starts = [line for _, line in sound_lines(file, "start", json_object, []) if line] if file.is_file() else []

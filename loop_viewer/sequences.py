@@ -25,8 +25,8 @@ def thread_of(records: Iterable[tuple[int, dict[str, Any]]]) -> list[dict[str, A
 def sequence_beginning(
     messages: Sequence[Mapping[str, str]], earlier: Sequence[Sequence[Mapping[str, str]]]
 ) -> tuple[int, str]:
-    """Return how many messages a sequence has in common with one of the ``earlier`` ones of its episode, and the reason
-    why it begins; (0, "") for the first."""
+    """Return how many messages a sequence shares with one of the episode's ``earlier`` sequences, and the reason why
+    the sequence begins; (0, "") for the first."""
     if not earlier:
         return 0, ""
     texts = [(message["role"], message["content"]) for message in messages]

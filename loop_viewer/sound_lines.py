@@ -18,7 +18,7 @@ UNREADABLE = (LookupError, TypeError, AttributeError, ArithmeticError, ValueErro
 def sound_lines(
     path: Path, what: str, read: Callable[[bytes], T], damage: list[str], start: int = 0, number: int = 1
 ) -> Iterator[tuple[WholeLine, T | None]]:
-    """Yield each whole line with the result of ``read``, None for a damaged line, which ``damage`` then names once.
+    """Yield each whole line with the result of ``read``; None for a damaged line, which is added to ``damage`` once.
 
     Args:
         what: the kind of line, such as "rollout", for ``damage``.
@@ -43,10 +43,10 @@ def json_object(text: bytes) -> dict[str, Any]:
 
 
 def damage_of(path: Path, number: int, what: str, error: Exception) -> str:
-    """Name a damaged line with its cure, in one line."""
+    """Return one line that names a damaged line and tells how to mend it."""
     return f"{path}, line {number}, is not a {what}: {error_line(error)}; {DAMAGE_CURE}"
 
 
 def first_of(damage: list[str]) -> str:
-    """Return the first damaged line, and how many more there are."""
+    """Return text on the first damaged line and the number of further damaged lines."""
     return damage[0] + (f" (and {len(damage) - 1} more damaged lines)" if len(damage) > 1 else "")

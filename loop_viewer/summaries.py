@@ -33,7 +33,7 @@ class ListedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a rollout's record that lists, search and sums read; msgspec skips the others unread.
+    """The fields of a rollout's record that lists, search and sums need; msgspec skips all other fields.
 
     ``mask`` and ``sampler_logprobs`` are [s].
     """
@@ -65,7 +65,7 @@ def read_listed(line: bytes) -> Listed:
     """Read a rollout's line for a list.
 
     Raises:
-        ValueError: the line is not a rollout; says where.
+        ValueError: the line is not a rollout; the message names the place of the error.
     """
     try:
         try:
@@ -111,7 +111,7 @@ def kind_of(parsed: CollectionName) -> str:
 
 
 def name_of(parsed: CollectionName) -> str:
-    """Return a collection's name on the page and the command line, as long as no other has that name."""
+    """Return a collection's name for the page and the command line; it may not be unique."""
     if parsed.dev:
         return f"dev tasks after iteration {parsed.iteration}"
     if parsed.branch:
@@ -124,8 +124,8 @@ def name_of(parsed: CollectionName) -> str:
 
 
 def question_of(messages: Sequence[ListedMessage]) -> str:
-    """Return a task's question: the last message before the agent's first, or the last line of a long message, since
-    text that tasks share stands before their own."""
+    """Return a task's question: the last message before the agent's first message. Of a long message only the last line
+    is used, because shared text comes first."""
     before = list(takewhile(lambda message: message.role != "assistant", messages))
     text = before[-1].content.strip() if before else ""
     question = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
@@ -133,15 +133,15 @@ def question_of(messages: Sequence[ListedMessage]) -> str:
 
 
 def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """Return a key for rollouts that began in the same state: their task, and the rollout and turn that they
+    """Return a key that is equal for rollouts with the same initial state: the task, and the rollout and turn that they
     continue."""
     origin = entry["branch_of"]
     return (entry["task"], *((origin["rollout_id"], origin["turns"]) if origin else ()))
 
 
 def episodes(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry for each episode: the entry of its first sequence, but with the turns, tokens and so on of all
-    its sequences, and their ``cursors``."""
+    """Return one entry for each episode: the entry of the first sequence, with the turns, tokens and so on of all
+    sequences, and their ``cursors``."""
     return [_whole(sequences) for sequences in grouped((entry["episode"], entry) for entry in summaries).values()]
 
 
@@ -163,8 +163,8 @@ COUNTS = ("index", "segments", "turns", "messages", "tokens", "failed_turns", "c
 
 
 def columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return {"columns", "named", "texts"} for the page's list: a column's values in the order of ``entries``, those of
-    the columns ``named`` as places in ``texts``. A browser reads twenty thousand rows in a tenth of the time."""
+    """Return {"columns", "named", "texts"} for the page's list. A column has the values in the order of ``entries``;
+    the columns in ``named`` have indices into ``texts``. A browser reads this ten times as fast."""
     texts: dict[str, int] = {}
     named = {
         key: [None if entry[key] is None else texts.setdefault(entry[key], len(texts)) for entry in entries]
@@ -175,7 +175,7 @@ def columns(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def totals(summaries: list[dict[str, Any]]) -> dict[str, float] | None:
-    """Return the number, mean reward and mean success of episodes; None without any."""
+    """Return the number, mean reward and mean success of episodes; None if there are no episodes."""
     summaries = [entry for entry in summaries if entry["segment"] == 0]
     if not summaries:
         return None

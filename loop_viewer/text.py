@@ -13,12 +13,12 @@ from loop_viewer.sound_lines import first_of
 
 
 def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
-    """Yield the lines for a run: its collections with their tasks, or with ``task`` all messages of its rollouts. For
-    several runs, one line each.
+    """Yield text about a run: the collections with their tasks or, if ``task`` is given, all messages of the task's
+    rollouts. For several runs, yield one line for each run.
 
     Raises:
-        ValueError: no collection has a rollout of ``task``, or there are several runs; or, after all other lines, some
-            lines are damaged, which it names.
+        ValueError: no collection has a rollout of ``task``; ``task`` is given for several runs; or, after all other
+            output, some lines of the logs are damaged (the message names them).
     """
     if isinstance(data, RunFolder):
         if task:
@@ -53,7 +53,7 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
 
 
 def _run(row: dict[str, Any]) -> str:
-    """Return the line of a run in the list of runs."""
+    """Return one run's line for the list of runs."""
     if "error" in row:
         return f"{sanitize(row['name'])}: {sanitize(row['error'])}"
     figures = {"reward": row["reward"], "success": row["success"], "dev success": row["dev_success"]}
@@ -70,7 +70,7 @@ def _figures(entries: list[dict[str, Any]]) -> str:
 
 
 def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
-    """Yield a rollout's conversation, with facts of each turn beside it."""
+    """Yield the lines of a rollout's conversation, with the facts of each turn."""
     turns = {turn["message"]: turn for turn in rollout["turns"]}
     yield f"\n## {sanitize(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
     for place, message in enumerate(rollout["messages"]):

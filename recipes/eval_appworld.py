@@ -102,7 +102,7 @@ class EvalAppWorldRecipe:
         self._break_reported = False
 
     def setup(self) -> None:
-        """Start or find the node, and set up endpoints; read the tasks and the node's description."""
+        """Start or find the node, set up the endpoints, and read the tasks and the node's description."""
         self._cleanup.enter_context(lock_run(self._output_dir))
         self._store = ResultStore(self._output_dir / "journal.jsonl")
         if not self._is_finished():
@@ -120,8 +120,8 @@ class EvalAppWorldRecipe:
         self._groups = task_groups(self._tasks, self._config.groups, self._environment)
 
     def _is_finished(self) -> bool:
-        """Return whether an earlier start has stored a result of every attempt; False where that is unknown without a
-        node or a world. If True, the facts that results depend on have been read here, as the node would."""
+        """Return whether an earlier start has stored a result of every attempt; False if only a node or a world could
+        tell. If True, this method has read the facts that results depend on, as the node would."""
         conf = self._config
         if not conf.rollout_node.launch or any(policy.endpoint is not None for policy in self._policies):
             return False
@@ -157,7 +157,7 @@ class EvalAppWorldRecipe:
         self._policies = [self._remarked(policy) for policy in self._policies]
 
     def _remarked(self, policy: PolicyUnderTest) -> PolicyUnderTest:
-        """Note in the terminal and the report that an adapter was trained on another base than the served one."""
+        """Remark, in terminal and report, that an adapter was trained on another base model than the served one."""
         with raised_as(ConfigError, f"policy {policy.name}: "):
             other = None if policy.adapter is None else other_base(policy.adapter, self._model)
         if other is None:
@@ -171,7 +171,7 @@ class EvalAppWorldRecipe:
             return load_part("endpoint")
 
     def _setup_endpoints(self) -> None:
-        """Make an environment pool in this process; a node, if there is also one, has its own."""
+        """Make an environment pool in this process for the endpoints; a node has a pool of its own."""
         node = child_node_config(self._config, self._worlds)
         model = node.model.path
         self._endpoints = self._endpoint_part()(node.environment, model, self._output_dir / "endpoints")

@@ -139,13 +139,13 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._setup_run(checkpoint)
 
     def _begin_turn(self) -> None:
-        """Take the GPUs for the trainer, where it shares them with the node's servers."""
+        """Take the GPUs for the trainer, if the node's servers share them."""
         if self._frozen is not None:
             self._source.sleep()
             self._frozen.to_device()
 
     def _end_turn(self) -> None:
-        """Give shared GPUs back to the node's servers; their policy is proven before they sample from it."""
+        """Give shared GPUs back to the node's servers; check their policy before they sample from it."""
         if self._frozen is not None:
             self._frozen.to_host()
             any_rank(False)  # all ranks have left the GPUs
@@ -198,7 +198,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
     @property
     def _streams(self) -> bool:
-        """Return whether iterations take groups of a stream; stored logs consist of groups already."""
+        """Return whether iterations take groups of a stream; a replay does not, since its logs hold groups already."""
         return self._config.collection.stream and self._config.rollout_node.replay is None
 
     def _open_stream(self, state: Mapping[str, Any] | None) -> None:
@@ -304,8 +304,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._end(None)
 
     def _take(self, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:
-        """Return the rollouts of the groups that an iteration takes from the stream, and their figures; None when the
-        run was asked to stop meanwhile."""
+        """Return the rollouts of the groups that an iteration takes from the stream, and the stream's figures; None if
+        the run was asked to stop meanwhile."""
         arguments = iteration, self._policy_version, self._served_version, self._adapter_digest
         collected = self._source.collect_by(lambda source: self._stream.take(source, *arguments))
         if collected is None:
@@ -313,15 +313,15 @@ class LoopAppWorldRecipe(TrainingRecipe):
         return collected, on_main_rank(lambda: self._stream.figures(collected, self._policy_version))
 
     def _is_due(self, iteration: int) -> bool:
-        """Return whether the node must serve the newest version now, because it or a score samples from it next."""
+        """Return whether the node must serve the newest version now, because the next rollouts or a score need it."""
         every = self._config.dev_evaluation.every
         scored = bool(every) and iteration % every == 0
         ahead = self._policy_version - self._served_version
         return ahead > 0 and (scored or ahead >= self._config.collection.publish_every)
 
     def _collect(self, request: CollectionRequest, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:
-        """Return the iteration's rollouts, with those that replace groups without signal, and figures of these; None
-        when the run was asked to stop meanwhile. Why it is exact: :mod:`loop_recipes.rollouts.plan`."""
+        """Return the iteration's rollouts, also those that replace groups without signal, and the figures of the
+        replacement; None if the run was asked to stop meanwhile. Why it is exact: :mod:`loop_recipes.rollouts.plan`."""
         conf, asked = self._config, [request]
         collected = self._source.collect(request)
         figures = {"refilled_groups": 0, "resting_tasks": 0}
@@ -417,7 +417,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._tell_trackers()
 
     def _score(self) -> None:
-        """Wait for the evaluation that is due, if there is one, and add its scores to the last logged line.
+        """Wait for the due evaluation, if there is one, and add the scores to the last logged line.
 
         The checkpoint of the best policy so far is kept.
         """
@@ -440,7 +440,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self.save_checkpoint()
 
     def _publish(self, versions: list[int]) -> float:
-        """Have the rollout node serve versions, and prove that it has the newest one; returns the seconds."""
+        """Have the rollout node serve versions, and check that it has the newest; return the seconds taken."""
         started = time.perf_counter()
         # The tolerances are not in the checkpoint: a version that was refused may be served with larger ones.
         newest = self._canary and self._canary | tolerances(self._config.sampler_gap)

@@ -91,7 +91,7 @@ def publish(client: RolloutClient, policy: nn.Module, version: int, output_dir: 
 
 
 def collect(client: RolloutClient, tasks: list[str], version: int, limits: Limits) -> list[Rollout]:
-    """Collect K rollouts of each task by one version of the policy, less the slowest stragglers."""
+    """Collect K rollouts of each task with one version of the policy; drop the slowest stragglers."""
     request = CollectionRequest(
         id=training_id("minimal", version + 1, secrets.token_hex(8)),
         tasks=tasks,
@@ -107,7 +107,7 @@ def collect(client: RolloutClient, tasks: list[str], version: int, limits: Limit
 
 
 def advantages(rollouts: list[Rollout]) -> dict[str, float]:
-    """Return each rollout's reward less the mean reward of the others of its task (eq. 3), by rollout id."""
+    """Return rollout id -> its reward minus the mean reward of the task's other rollouts (eq. 3)."""
     groups = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.task_id].append(rollout)
@@ -121,7 +121,7 @@ def advantages(rollouts: list[Rollout]) -> dict[str, float]:
 
 
 def logprobs(policy: nn.Module, rollout: Rollout) -> Tensor:
-    """Return log-probs [n] of the sampled tokens alone: not of the prompt, nor of the observations.
+    """Return log-probs [n] of the sampled tokens only, without prompt and observations.
 
     The ids are those that the server returned. Nothing is encoded again.
     """
@@ -154,7 +154,7 @@ def improve(policy: nn.Module, optimizer: torch.optim.Optimizer, rollouts: list[
 
 
 def minibatches(rollouts: list[Rollout], iteration: int, epoch: int) -> list[list[Rollout]]:
-    """Shuffle, and cut into minibatches of about ``MINIBATCH`` whose sizes differ by one at most."""
+    """Shuffle and cut into minibatches of about ``MINIBATCH``; their sizes differ by at most one."""
     seed = (SEED * 1_000_003 + iteration) * 1_009 + epoch  # the recipe's, so that the two can be compared
     order = torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(seed)).tolist()
     parts = min(len(rollouts), max(1, round(len(rollouts) / MINIBATCH)))

@@ -101,7 +101,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         on_main_rank(self._open_metrics)
 
     def _read_set(self) -> FixedSet:
-        """Read the rollouts of the logs, or those that the model's chat format makes of conversations."""
+        """Read the rollouts from the logs, or make rollouts of conversations with the model's chat format."""
         conf = self._config
         if not conf.data_files:
             return read_fixed_set(conf.rollouts, self._maker, BaseModel.read(conf.base_model).vocabulary)
@@ -162,7 +162,7 @@ class SftAppWorldRecipe(TrainingRecipe):
         self._end(None)
 
     def update(self, iteration: int) -> dict[str, Any]:
-        """Pass ``update.epochs`` times over the set; the policy after it has the iteration's number as its version.
+        """Pass ``update.epochs`` times over the set; the resulting policy has the iteration's number as version.
 
         Raises:
             NonFiniteLoss: the loss or gradient is not finite; neither step nor checkpoint is made.

@@ -33,8 +33,8 @@ def typed(recipe: str) -> str:
 def recipes_folder() -> Path:
     """Return the folder of the recipe files and ``configs/``.
 
-    In a checkout this package lies inside it. A wheel carries it inside this package: torchtune's own wheel has a
-    top-level package called ``recipes``, which another of that name would overwrite.
+    In a checkout, this package lies inside that folder. In a wheel, the folder lies inside this package: torchtune's
+    wheel has a top-level package ``recipes``, and a second one would overwrite it.
     """
     inside = _PACKAGE / "recipes"
     return inside if inside.is_dir() else _PACKAGE.parent
@@ -47,8 +47,8 @@ def loop_package(relative: str) -> Path:
 
 @functools.cache
 def config_files(recipe: str = "loop_appworld") -> Mapping[str, Mapping[str, Path]]:
-    """Return kind -> name -> shipped file: ``machine`` holds the configs that run by themselves with ``recipe``.
-    Installed packages add theirs, from a folder ``configs`` of their own; none replaces one of ours.
+    """Return kind -> name -> shipped file; the kind ``machine`` holds the configs that run by themselves with
+    ``recipe``. Installed packages add the files of their folder ``configs``, but replace none of ours.
     """
     own: dict[str, Path] = {}
     known: dict[str, dict[str, Path]] = {kind: {} for kind in KINDS}

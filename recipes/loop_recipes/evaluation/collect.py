@@ -44,11 +44,11 @@ class EvaluationTimeout(RuntimeError):
 
 
 class NoScore(RuntimeError):
-    """All rollouts of a policy at a sampling were lost: there is no score, and a retry would not help."""
+    """All rollouts of a policy under one way of sampling were lost: there is no score, and a retry would not help."""
 
     @classmethod
     def of(cls, cell: Cell, why: str) -> NoScore:
-        """Make the error of a cell; ``why`` names the lost rollouts, in one line."""
+        """Make the error for a cell; ``why`` is a line that names the lost rollouts."""
         return cls(f"no score of {cell.label}: {why}; mend that and start the same evaluation again")
 
 
@@ -56,8 +56,8 @@ class NoScore(RuntimeError):
 class Cell:
     """A unit that gets one score: a policy, a way of sampling, and R runs over the tasks.
 
-    ``request`` asks for all of it. ``fingerprint`` names everything that the result of an attempt depends on, beside
-    its task and run, as JSON-able values: cells with equal fingerprints share their attempts.
+    ``request`` asks for all its rollouts. ``fingerprint`` holds, as JSON-able values, everything that an attempt's
+    result depends on besides task and run. Cells with equal fingerprints share their attempts.
     """
 
     policy: PolicyUnderTest
@@ -71,12 +71,12 @@ class Cell:
 
     @property
     def expected(self) -> list[tuple[str, int]]:
-        """(task id, run) of every attempt."""
+        """Return (task id, run) of every attempt."""
         return [(task, run) for task in self.request.tasks for run in range(self.request.rollouts_per_task)]
 
     @property
     def key(self) -> str:
-        """The hash of the fingerprint."""
+        """Return the hash of the fingerprint."""
         return hashlib.sha256(json.dumps(self.fingerprint, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -89,10 +89,10 @@ def evaluation_cell(
     identity: Mapping[str, Any] = MappingProxyType({}),
     environment_turns: Mapping[str, int] = MappingProxyType({}),
 ) -> Cell:
-    """Make the unit behind one score: every run of every task, under one pinned version.
+    """Make the cell for one score: every run of every task, under one pinned policy version.
 
-    Its collection's id ends in a hash of the fingerprint, tasks and runs, so another protocol is another collection,
-    and the same protocol finds its collection again.
+    The id of the cell's collection ends in a hash of fingerprint, tasks and runs. So a changed protocol makes a new
+    collection, and the same protocol finds its collection again.
 
     Args:
         identity: further facts that a result depends on, by name, JSON-able: base model, dataset, environment's code.
@@ -122,8 +122,8 @@ class ResultStore:
     """``journal.jsonl``: one line per attempt, {"key": hash of its fingerprint, "cell": collection id, "policy",
     "sampling", ...TaskResult}, and before the first of a key {"key", "fingerprint", "policy", "sampling"}.
 
-    Lines stay whatever the config becomes; only attempts that the cells ask for are used. A lost rollout is only
-    counted, and a line that is not a result is ignored: starting the evaluation again plays those again.
+    Lines stay when the config changes; only attempts that the cells ask for are used. A lost rollout is only counted,
+    and a line that is not a result is ignored: the next start of the evaluation plays both again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -180,8 +180,8 @@ class ResultStore:
         return [key for key in cell.expected if key not in results]
 
     def request(self, cell: Cell) -> CollectionRequest:
-        """Return the cell's request without the results of other collections; the node finds the rollouts of this
-        collection again under its id."""
+        """Return the cell's request without attempts that other collections gave; the node finds this collection's own
+        rollouts by id."""
         elsewhere = {
             (task, run)
             for task, run in cell.expected
@@ -193,12 +193,12 @@ class ResultStore:
         return replace(cell.request, id=replay_id(cell.request.id, json.dumps(only)), tasks=list(only), only=only)
 
     def times_lost(self, cell: Cell) -> int:
-        """Return how many earlier starts lost a missing attempt: the maximum over the missing attempts."""
+        """Return how many earlier starts lost the same attempt: the maximum over the cell's missing attempts."""
         return max((self._losses[cell.key, task, run] for task, run in self.missing(cell)), default=0)
 
     def set_aside(self, cells: Sequence[Cell]) -> list[str]:
-        """Return a line for stored results that have the name and sampling of one of ``cells`` but another fingerprint,
-        so that no figure counts them: how many they are, and what has changed."""
+        """Return a line on stored results with the name and sampling of one of ``cells`` but another fingerprint: their
+        number, and what has changed. No figure counts these results."""
         lines, used = [], {cell.key for cell in cells}
         for cell in cells:
             for key, (policy, sampling, was) in self._heads.items():
@@ -217,11 +217,11 @@ class Nodes(Protocol):
         """Ask for a collection without waiting; asking again is harmless."""
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """Yield each rollout of a started collection as it finishes, in between the collection's progress, and its end,
-        or the end of each node's share.
+        """Yield each rollout of a started collection as it finishes, reports of progress in between, and at last the
+        end of the collection or of each node's share.
 
         Raises:
-            CollectionFailed: everything was lost, or it failed otherwise; raised after the last rollout.
+            CollectionFailed: all rollouts were lost, or the collection failed; raised after the last rollout.
         """
 
 
@@ -242,7 +242,7 @@ def run_cells(
     that fail again are recorded as lost.
 
     Raises:
-        NoScore: everything of a cell was lost.
+        NoScore: all rollouts of a cell were lost.
         EvaluationTimeout: not done after ``deadline_s``.
         CollectionFailed: a node's disk is full, or somebody cancelled a collection.
         RolloutNodeError, NodeUnreachable, NodeDied: of the nodes.
@@ -268,7 +268,7 @@ def run_cells(
 
 
 def _missing_again(cell: Cell, store: ResultStore, number: int) -> CollectionRequest:
-    """Return a request for the cell's missing attempts, with their seeds; ``number`` counts such requests from 1 since
+    """Return a request for the cell's missing attempts, with their seeds; ``number`` counts these requests from 1 in
     this start of the evaluation."""
     only = grouped(store.missing(cell))
     protocol = json.dumps([only, store.times_lost(cell), number])

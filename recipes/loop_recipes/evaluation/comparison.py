@@ -31,7 +31,7 @@ from loop_recipes.evaluation.tables import Document, Table
 
 @dataclass(frozen=True)
 class Comparison:
-    """Second minus first; both scores in percentage points.
+    """The difference of two scores, second minus first, in percentage points.
 
     All figures are over the ``tasks`` tasks of which both sides have a rollout. ``gained`` and ``lost`` hold (task id,
     success rate of the first, of the second), largest change first. ``lost_rollouts`` counts the lost rollouts of each
@@ -54,8 +54,8 @@ class Comparison:
 
 
 def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> list[NamedResults]:
-    """Pool each policy that several evaluations of one setting share: the only one under each way of sampling, whatever
-    its name, or those of one name. A pooled policy is called ``label``, with its name if there are several.
+    """Pool the seeds in several evaluations of one setting: those of policies with one name, or of the only policy
+    under each way of sampling. A pooled policy is called ``label``, with its own name if there are several.
 
     Raises:
         ValueError: an evaluation lacks a policy, or has other tasks or numbers of runs.
@@ -90,12 +90,12 @@ def compare(
     """Compare two policies paired by task, and by group of tasks; rates over several runs are averaged per task first.
 
     Args:
-        groups: name -> its tasks, which are also compared by themselves.
-        environment: says which group a task belongs to.
+        groups: name -> tasks; each group is also compared by itself.
+        environment: knows the group of each task.
         bootstrap: as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
 
     Raises:
-        ValueError: the two are not over the same tasks, or have no task in common that was not lost.
+        ValueError: the policies have different tasks, or no task of which both have a rollout.
     """
     task_ids = [{result.task_id for result in side.results} for side in (first, second)]
     if odd := sorted(task_ids[0] ^ task_ids[1]):
@@ -136,7 +136,7 @@ def _difference_bounds(first: tuple[float, float], second: tuple[float, float]) 
 
 
 def lost_lines(comparisons: Sequence[Comparison], environment: Description = DEFAULT_DESCRIPTION) -> list[str]:
-    """Return a line for each difference with the bounds that the losses of either side leave, if there are losses."""
+    """Return a line for each difference with lost rollouts: the bounds that the lost rollouts leave."""
     names = score_names(environment)
 
     def ranges(item: Comparison) -> str:
@@ -158,7 +158,7 @@ def compare_with_first(
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[Comparison]:
-    """Compare, for every way of sampling, the first policy that used it with each other one."""
+    """For every way of sampling, compare the first policy with each other policy."""
     return [
         compare(first, other, groups, environment, **bootstrap)
         for first, *others in grouped((entry.sampling, entry) for entry in scores).values()
@@ -187,7 +187,7 @@ def comparison_document(
 def comparison_tables(
     comparisons: Sequence[Comparison], environment: Description = DEFAULT_DESCRIPTION
 ) -> list[str | Table]:
-    """Return a table of all comparisons, a line for each that lost rollouts, and a table of each one's groups."""
+    """Return a table of all comparisons, a line for each with lost rollouts, and a table of groups for each."""
     names = score_names(environment)
     columns = [column for name in names.values() for column in (f"{name} difference", "p")]
     rows = [

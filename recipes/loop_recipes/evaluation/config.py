@@ -55,7 +55,7 @@ class SamplingConfig(Sampling):
 
     @property
     def label(self) -> str:
-        """``T=0``, with top_p and top_k where they are not off."""
+        """Return ``T=0``, with top_p and top_k if they are set."""
         parts = [f"T={self.temperature:g}"]
         parts += [f"top_p={self.top_p:g}"] if self.top_p != 1.0 else []
         parts += [f"top_k={self.top_k}"] if self.top_k != -1 else []
@@ -74,8 +74,8 @@ class StatisticsConfig:
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class EvalConfig(WithNode):
-    """All keys of the recipe `eval_appworld`. ``run``, ``adapter`` and ``endpoint`` are for ``policies`` and others to
-    refer to, because the command line cannot reach into a list."""
+    """All keys of the recipe `eval_appworld`. Other keys, such as ``policies``, refer to ``run``, ``adapter`` and
+    ``endpoint``, because the command line cannot set an item of a list."""
 
     output_dir: str
     """Folder of the report and of the journal that an interrupted evaluation goes on from."""
@@ -139,12 +139,12 @@ class EvalConfig(WithNode):
 
     @property
     def split_name(self) -> str:
-        """The name of the tasks in a report."""
+        """Return the name of the tasks for a report."""
         return str(self.split) if self.tasks is None else f"{len(self.tasks)} chosen tasks"
 
     @property
     def environment(self) -> EnvironmentConfig | None:
-        """The environment of the node that the config describes, if it describes one."""
+        """Return the environment of the config's node; None without a node."""
         return None if self.node is None else self.node.environment
 
     @property
@@ -162,13 +162,13 @@ class EvalConfig(WithNode):
 
     @property
     def metadata_root(self) -> Path | None:
-        """Folder that holds ``data/`` with the difficulties: the root of the node that the config describes."""
+        """Return the folder that holds ``data/`` with the difficulties: the root of the config's node."""
         root = self.environment.options.get("root") if self.environment else None
         return Path(root) if root else None
 
 
 def _without_where(options: Any) -> Any:
-    """Drop the options that only say where things run (:data:`_WHERE`), also those of environments within it."""
+    """Drop the options that only say where things run (:data:`_WHERE`), also in nested environments."""
     if not isinstance(options, dict):
         return options
     return {name: _without_where(value) for name, value in options.items() if name not in _WHERE}
@@ -187,7 +187,7 @@ def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
 class PolicyUnderTest:
     """A policy and the path of its weights: ``digest`` is the SHA-256 of the adapter's files, "base" without one.
 
-    ``chosen`` says how an evaluation chose the adapter, ``remark`` what else a reader should know.
+    ``chosen`` says how an evaluation chose the adapter; ``remark`` is a further remark for the reader.
     """
 
     name: str
@@ -199,7 +199,7 @@ class PolicyUnderTest:
 
     @property
     def served_version(self) -> int:
-        """The policy's version number on the node: far from a training run's, and the same for the same content."""
+        """Return the policy's version number on the node, equal for equal content; no training run uses it."""
         number = int(hashlib.sha256(self.digest.encode()).hexdigest()[:7], 16)
         return 100_000_000 + number
 
@@ -255,7 +255,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
 
 
 def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
-    """Return an evaluation's best adapter, and how it won; the folder itself, and "", if it is not an evaluation."""
+    """Return an evaluation's best adapter and how it won; (the folder itself, "") if it is no evaluation."""
     if not (folder / "report.json").is_file():
         return folder, ""
     try:

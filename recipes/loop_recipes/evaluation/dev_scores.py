@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 def dev_scores(
     source: CollectionSource, request: CollectionRequest, environment: Description = DEFAULT_DESCRIPTION
 ) -> dict[str, float]:
-    """Wait for an evaluation, as ``collect`` does; returns its figures of ``metrics.jsonl``.
+    """Wait for an evaluation with ``collect``; return the figures for ``metrics.jsonl``.
 
-    Both scores are as in `eval_appworld`: a task is solved where its environment says so, and counts with its mean over
-    its rollouts. With several rollouts of a task there are pass@k and pass^k too. An episode of several sequences
-    counts once. A lost rollout is in no figure but ``dev_lost``, and ``dev_tasks`` counts the tasks with a rollout; if
-    all rollouts are lost there are no figures.
+    Both scores are as in `eval_appworld`: the environment decides whether a task is solved, and a task counts with the
+    mean over its rollouts. With several rollouts per task there are pass@k and pass^k too. An episode of several
+    sequences counts once. A lost rollout is in no figure but ``dev_lost``, and ``dev_tasks`` counts the tasks with a
+    rollout; if all rollouts are lost there are no figures.
     """
     try:
         collected = collect(source, request)
@@ -46,8 +46,8 @@ def dev_scores(
 
 
 def _several(scores: list[PassAtK], runs: int) -> dict[str, float]:
-    """Return pass@k and pass^k with their intervals, as shares, for k = ``runs``; {} where there is one run, or no task
-    has so many."""
+    """Return pass@k and pass^k with their intervals, as shares, for k = ``runs``; {} if there is one run, or no task
+    has ``runs`` rollouts."""
     of_all = {score.k: score for score in scores}.get(runs)
     if of_all is None:
         return {}

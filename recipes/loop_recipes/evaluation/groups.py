@@ -20,8 +20,8 @@ ALL = "all tasks"
 
 @dataclass(frozen=True)
 class GroupScore:
-    """The score of one group of tasks: ``success`` in percent, ``reward`` in [0, 1], both means over tasks of each
-    task's mean over its runs."""
+    """The score of one group of tasks: ``success`` in percent, ``reward`` in [0, 1], both first averaged over each
+    task's runs, then over tasks."""
 
     group: str
     tasks: int
@@ -31,7 +31,7 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """Second minus first on the tasks of one group: ``success`` in percentage points, ``reward`` in its own unit."""
+    """Second minus first on the tasks of one group: ``success`` in percentage points, ``reward`` as it is."""
 
     group: str
     tasks: int
@@ -42,8 +42,8 @@ class GroupDifference:
 def task_groups(
     tasks: Sequence[str], patterns: Mapping[str, str], environment: Description = DEFAULT_DESCRIPTION
 ) -> dict[str, list[str]]:
-    """Return group -> its tasks: :data:`ALL`, each environment of a mixture, each pattern of task ids; {} if there is
-    only :data:`ALL`.
+    """Return group -> tasks; the groups are :data:`ALL`, each environment of a mixture, and each pattern of task ids.
+    Return {} if :data:`ALL` is the only group.
 
     Raises:
         ConfigError: a pattern that no task matches, or a group with the name of an environment.
@@ -85,7 +85,7 @@ def difference(
     cluster_of: ClusterOf,
     **bootstrap: Any,
 ) -> Difference:
-    """Compare the ``rates`` of two sides, second minus first, by task or by group of tasks, paired over ``names``."""
+    """Compare two sides' ``rates`` (of tasks, or of groups of tasks), second minus first, paired over ``names``."""
     first, second = pooled = [rates(side.results) for side in sides]
     deviations = []
     for side, of_all in zip(sides, pooled, strict=True):
@@ -103,7 +103,7 @@ def compare_groups(
     environment: Description = DEFAULT_DESCRIPTION,
     **bootstrap: Any,
 ) -> list[GroupDifference]:
-    """Return the difference on each group, paired by task, over the tasks of which both have a rollout."""
+    """Return the difference on each group, paired by task, over the tasks with a rollout on both sides."""
     sides = (first, second)
     before, after = (reward_rates(side.results) for side in sides)
     return [
@@ -137,7 +137,7 @@ def difference_cells(difference: Difference, form: str) -> list[str]:
 
 
 def _with_rollouts(groups: Mapping[str, Sequence[str]], values: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each group with its tasks that have a value, where there are any."""
+    """Yield each group with those of its tasks that have a value; skip groups without such tasks."""
     for group, tasks in groups.items():
         if known := [task for task in tasks if task in values]:
             yield group, known

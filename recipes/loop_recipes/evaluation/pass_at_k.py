@@ -42,7 +42,7 @@ def all_of(k: int, solved: int, attempts: int) -> float:
 
 
 def passes(runs: Sequence[Mapping[str, bool]], cluster_of: ClusterOf, **bootstrap: Any) -> list[PassAtK]:
-    """Compute both scores for each reported k; [] where there is one run.
+    """Compute pass@k and pass^k for each reported k; [] if there is only one run.
 
     Args:
         runs: for each run, task id -> solved; lost rollouts are left out.

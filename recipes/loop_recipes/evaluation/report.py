@@ -61,7 +61,7 @@ class Protocol:
 
     @property
     def bootstrap(self) -> dict[str, Any]:
-        """The arguments of every bootstrap interval."""
+        """Return the arguments of every bootstrap interval."""
         return {"level": self.level, "resamples": self.resamples}
 
     def lines(self) -> dict[str, str]:
@@ -105,8 +105,8 @@ def compare_cells(scored: Sequence[ScoredCell], protocol: Protocol) -> list[Comp
 
 
 def best_policy(scored: Sequence[ScoredCell]) -> str | None:
-    """Return the name of the policy with the highest score, then group score, then the earlier one, under the first way
-    of sampling; None where there is no score.
+    """Return the name of the policy with the highest score under the first way of sampling; None without a score. The
+    group score decides a tie, then the order.
     """
     first = [item for item in scored if item.cell.sampling == scored[0].cell.sampling]
     if not first:
@@ -204,8 +204,8 @@ def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Seq
 
 
 def lost_rollouts(scored: Sequence[ScoredCell], environment: Description) -> list[str]:
-    """Return lines: how many rollouts each score lost and how far they could move it, then every lost rollout with the
-    reason of its loss."""
+    """Return lines: for each score the number of lost rollouts and how far they could move the score, then every lost
+    rollout with the reason."""
     lines = []
     for item in scored:
         result, bounds = item.score, item.score.bounds
@@ -259,7 +259,7 @@ def _scores(environment: Description) -> str:
 
 
 def _score_words(environment: Description) -> str:
-    """Say for each score of what it is the share."""
+    """Explain of which tasks or groups each score is the share."""
     of = {"success": "tasks that are solved", "group_success": f"{environment.groups} all of whose tasks are solved"}
     return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 

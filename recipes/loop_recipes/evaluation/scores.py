@@ -26,12 +26,12 @@ from loop_recipes.evaluation.statistics import Interval, rate_interval
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The rollout of one task in one run, or that it was lost.
+    """The result of one task in one run: a rollout, or a lost rollout.
 
     ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved by the
     environment's rule (by default, that of :data:`DEFAULT_DESCRIPTION`). ``behavior`` holds the counts behind the
-    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` says
-    where and in what the environment itself broke, as in the rollout.
+    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` is the
+    rollout's: where, and by what error, the environment itself broke.
     """
 
     task_id: str
@@ -62,7 +62,7 @@ class TaskResult:
 
     @property
     def over_budget(self) -> bool:
-        """The agent did not end the episode itself."""
+        """Return whether a limit, and not the agent, ended the episode; False for a lost rollout."""
         return not self.lost and self.end_reason != "completed"
 
     @classmethod
@@ -91,7 +91,7 @@ class TaskResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields; ``broke`` only where something did."""
+        """Return the fields as plain data; ``broke`` only if the environment broke."""
         return {name: value for name, value in asdict(self).items() if name != "broke" or value is not None}
 
     @classmethod
@@ -131,8 +131,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class RunSuccess:
-    """Both scores of one run, in percent: the share of its ``tasks`` that are solved, and of their groups all of whose
-    tasks are solved."""
+    """Both scores of one run, in percent: the share of solved tasks among its ``tasks``, and the share of groups whose
+    tasks are all solved."""
 
     success: float
     group_success: float
@@ -142,7 +142,7 @@ class RunSuccess:
 
 @dataclass(frozen=True)
 class Bounds:
-    """[low, high] of the means, if every lost rollout had failed, or had succeeded."""
+    """The means [low, high]: low if every lost rollout had failed, high if each had succeeded."""
 
     success: tuple[float, float]
     group_success: tuple[float, float]
@@ -154,10 +154,10 @@ class Score:
     """All figures of one policy under one way of sampling. ``per_run`` holds both scores of each run with a rollout,
     over the tasks that it has.
 
-    ``reward`` is a mean as in a :class:`Figure`. ``behavior`` holds the environment's figures by name, None where one
-    is not defined, and the number of ``rollouts``. ``interactions`` is the mean number of agent turns; ``passes`` holds
-    pass@k and pass^k, and is empty with one run. ``over_budget`` names rollouts as (task id, run), ``lost`` the
-    rollouts that no figure counts, with the reason. ``bounds`` is None without lost rollouts.
+    ``reward`` is a mean as in a :class:`Figure`. ``behavior`` holds the environment's figures by name (None for an
+    undefined figure) and the number of ``rollouts``. ``interactions`` is the mean number of agent turns; ``passes``
+    holds pass@k and pass^k, nothing for one run. ``over_budget`` names rollouts as (task id, run); ``lost`` names, with
+    the reason, the rollouts that no figure counts. ``bounds`` is None without lost rollouts.
     """
 
     runs: int
@@ -177,13 +177,13 @@ class Score:
 
 
 def score_names(environment: Description) -> dict[str, str]:
-    """Return key in a report -> printed name of each score; where every task is its own group, only the first."""
+    """Return key in a report -> printed name of each score; only the first score if every task is its own group."""
     names = {"success": environment.score}
     return names | {"group_success": environment.group_score} if environment.grouped else names
 
 
 def run_success(successes: Mapping[str, bool], environment: Description) -> RunSuccess:
-    """Compute both scores of one run from task id -> solved, of at least one task."""
+    """Compute both scores of one run from task id -> solved; at least one task is needed."""
     groups: dict[str, bool] = {}
     for task_id, solved in successes.items():
         group = environment.group_of(task_id)
@@ -226,10 +226,10 @@ def reward_rates(results: Iterable[TaskResult]) -> dict[str, float]:
 
 
 def group_rates(runs: Sequence[Mapping[str, bool]], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, float]:
-    """Return group of tasks -> share of the runs with one of its tasks that solved all of them.
+    """Return group -> share of runs that solved all tasks of the group, among the runs that have one of these tasks.
 
-    A task that a run lacks counts in it with the share of the other runs that solved it; a task of no run is left out
-    of its group.
+    If a run lacks a task, the task counts there with the share of other runs that solved it. A task without any run is
+    left out of its group.
     """
     shares = success_rates(runs)
     groups = grouped((environment.group_of(task), task) for task in shares)
@@ -249,8 +249,8 @@ def score(
 ) -> Score:
     """Score R runs over the same tasks.
 
-    The intervals say how far a score could lie from that over all tasks of the kind: groups of tasks are resampled,
-    each with all its tasks and runs.
+    The intervals say how far a score could lie from the score over all tasks of this kind: groups of tasks are
+    resampled, each with all its tasks and runs.
 
     Args:
         results: one per task and run, lost ones included.
@@ -296,7 +296,7 @@ def score(
 
 
 def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[str, float | None] | None:
-    """Compute the environment's figures over the results that have counts; None where there are none."""
+    """Compute the environment's figures over the results that have counts; None without such results."""
     counts = [result.behavior for result in results if result.behavior]
     if not counts:
         return None
@@ -304,7 +304,7 @@ def _behavior(results: Sequence[TaskResult], environment: Description) -> dict[s
 
 
 def score_bounds(results: Sequence[TaskResult], environment: Description = DEFAULT_DESCRIPTION) -> Bounds:
-    """Return the bounds of the scores of ``results``, which are as for :func:`score`."""
+    """Return the bounds of the scores of ``results``; arguments as for :func:`score`."""
     ends = []
     for solved in (False, True):
         outcome: dict[str, Any] = {"reward": float(solved), "success": solved, "end_reason": "completed"}

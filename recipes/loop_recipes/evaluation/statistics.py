@@ -63,8 +63,8 @@ def rate_interval(values: Mapping[str, float], cluster_of: ClusterOf, **bootstra
 
 
 def difference_interval(differences: Mapping[str, float], cluster_of: ClusterOf, **bootstrap: Any) -> Interval:
-    """Return the interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`, and
-    ``seeds``, whose differences widen it."""
+    """Return the interval of the mean of paired differences in [-1, 1]; arguments as for :func:`rate_interval`. The
+    variance between ``seeds`` widens the interval."""
     _check(differences, -1.0)
     return _interval(differences, cluster_of, _DIFFERENCE_PSEUDO, **bootstrap)
 
@@ -139,8 +139,8 @@ def _cluster_sums(values: Mapping[str, float], cluster_of: ClusterOf) -> tuple[n
 
 
 def _seed_noise(seeds: Deviations, draws: int, seed: int) -> np.ndarray | None:
-    """Draw how far other seeds could have moved a difference, [draws]: Student's t with the pooled variance of both
-    sides' seeds, so a side of one seed is taken to vary as the other. None where each side has one seed."""
+    """Draw how far other seeds could have moved a difference, [draws], by Student's t with the pooled variance of both
+    sides' seeds: a side with one seed is assumed to vary as the other. None if each side has one seed."""
     degrees = sum(len(side) - 1 for side in seeds)
     if not degrees:
         return None

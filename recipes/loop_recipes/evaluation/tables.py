@@ -46,7 +46,7 @@ def print_document(console: Console, document: Document) -> None:
 
 
 def print_table(console: Console, title: str, data: Table) -> None:
-    """Print a table, or where it is wider than the console, a block of lines for each row."""
+    """Print a table; if it is wider than the console, print a block of lines for each row."""
     grid = table.Table(*map(escape, data.columns), title=escape(title) if title else None, title_justify="left")
     for row in data.rows:
         grid.add_row(*map(escape, row))

@@ -23,7 +23,7 @@ UNKNOWN_LICENCE = "not stated in the base model's folder"
 
 @dataclass(frozen=True)
 class Base:
-    """The base model in ``folder``: its ``name`` for a reader, its ``commit`` on the hub if it is from there, and its
+    """The base model in ``folder``: the readable ``name``, the ``commit`` if the model is from the hub, and the
     licence."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Base:
 
     @property
     def served(self) -> list[str]:
-        """The words of a server's command line on this machine that name the base model."""
+        """Return the words that name the base model in a server's command line on this machine."""
         return [self.name, "--revision", self.commit] if self.commit else [str(self.folder)]
 
 
@@ -112,7 +112,7 @@ class Card:
         }
 
     def _beginning(self) -> dict[str, str]:
-        """Return the adapter that the run began with, if any: the end of its path, and its digest if it exists."""
+        """Return the adapter that the run began with, if any: the end of its path, and a digest if it exists."""
         if not (named := self.stored.get("initial_adapter")):
             return {}
         folder = Path(named)

@@ -71,7 +71,7 @@ def sampled_logprobs(
     Args:
         conf: the run's.
         adapter: the policy's.
-        merged: a model in place of base and adapter; its base is then itself.
+        merged: a model in place of base and adapter; it then also counts as the base.
         dtype: the precision to compute in; None is the run's.
 
     Raises:
@@ -110,10 +110,10 @@ def sampled_logprobs(
 
 
 def check_merge(conf: LearnerConfig, samples: Sequence[Sample], adapter: Path, merged: Path, dtype: str) -> str:
-    """Load a merged model as anybody would, and compare it with base and adapter; returns the result in one line.
+    """Load a merged model like any model and compare it with base and adapter; return the result in one line.
 
     Args:
-        dtype: of the merged weights; "fp32" is compared in fp32, since half precision would hide what it preserves.
+        dtype: type of the merged weights; "fp32" is compared in fp32, because half precision would hide the difference.
 
     Raises:
         ConfigError: as :func:`sampled_logprobs`, or too much of the adapter is lost.

@@ -86,7 +86,7 @@ class ExportConfig:
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported ``folder``, notes on it, and the commands that serve it."""
+    """An exported ``folder``, notes on the export, and the commands that serve the model."""
 
     folder: Path
     notes: list[str]
@@ -98,7 +98,7 @@ class Exported:
 
 
 def export(run: Path, config: ExportConfig) -> Exported:
-    """Write a run's policy as a folder of its own; it appears at once or not at all.
+    """Write a run's policy into a folder of its own; the folder appears whole or not at all.
 
     Raises:
         ConfigError: there is no such run or policy, the folder exists, or the merged model is not the trained policy;
@@ -143,11 +143,11 @@ def export(run: Path, config: ExportConfig) -> Exported:
 
 
 def _check_links(folder: Path) -> None:
-    """Check that no file to read or copy lies elsewhere: an export is for others, and a folder from others may link to
-    anything here. Links of the hub's cache to its own blobs are allowed.
+    """Check that no file to read or copy is a link to another place: a folder from others may link to private files
+    here, and an export is for others. The hub's cache may link to its own blobs.
 
     Raises:
-        ConfigError: one does; weights may, since only their tensors are read.
+        ConfigError: a file is such a link. Files of weights may be links, because only their tensors are read.
     """
     inside = [folder.resolve()]
     if cached_name(inside[0]):
@@ -161,7 +161,7 @@ def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
     """Read the config.yaml of a training run: its stored keys, and the keys that all recipes with a learner share.
 
     Raises:
-        ConfigError: the run has no config.yaml, or one of something else.
+        ConfigError: the run has no config.yaml, or the file is not of a training run.
     """
     file = run / "config.yaml"
     require(file.is_file(), f"{run} is not a folder of a training run: it holds no config.yaml{run_meant(run)}")
@@ -225,7 +225,7 @@ def _name_base(base: Base, folder: Path) -> None:
 
 
 def _tool_words(base_folder: Path) -> tuple[list[str], list[str]]:
-    """Return the words by which vLLM reads the calls of this model, and a note where they are not known."""
+    """Return the options that make vLLM read this model's calls of tools, and a note if they are not known."""
     with suppress(ValueError):
         form = open_model_chat(base_folder, BaseModel.read(base_folder)).call_form
         parser = None if form is None else _PARSERS.get((type(form), form.opens.strip()))

@@ -77,7 +77,7 @@ class Curve:
 
     @property
     def whole_until(self) -> int:
-        """The last iteration that every run has."""
+        """Return the last iteration that every run has."""
         return min(max(line["iteration"] for line in run) for run in self.runs)
 
     @property
@@ -85,18 +85,18 @@ class Curve:
         return {str(line["dataset"]) for run in self.runs for line in run if "dataset" in line}
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (iterations [i], values [runs, i]) of a key; NaN where a run has none."""
+        """Return (iterations [i], values [runs, i]) of a key; NaN for a missing value."""
         rows = [{line["iteration"]: line[key] for line in run if _number(line.get(key))} for run in self.runs]
         known = sorted(set().union(*rows))
         return np.array(known), np.array([[row.get(each, np.nan) for each in known] for row in rows], dtype=float)
 
 
 def parse_curves(texts: Sequence[str]) -> list[Curve]:
-    """Read each ``[label=]RUN[,RUN...]``; the default label is the distinct part of the first run's path.
-    Runs in which no iteration has ended are left out, and named on standard error.
+    """Read each ``[label=]RUN[,RUN...]``; the default label is the distinct part of the first run's path. Runs without
+    a finished iteration are left out and named on standard error.
 
     Raises:
-        ValueError: no run has metrics, they cannot be read, or a run stands twice in a curve.
+        ValueError: no run has metrics, metrics cannot be read, or a curve has the same run twice.
     """
     curves, empty = [], []
     for label, paths in labelled_paths(texts):
@@ -112,8 +112,8 @@ def parse_curves(texts: Sequence[str]) -> list[Curve]:
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred moving average over ``window`` iterations, [runs, i], NaNs left out; NaN at both ends, where a window is
-    not whole. An even window has one more after the iteration than before it."""
+    """Return the centred moving average over ``window`` iterations, [runs, i], without NaNs; NaN at both ends, if the
+    window is incomplete. An even window has one more iteration after the centre than before."""
     if window <= 1:
         return values
     before, averaged = (window - 1) // 2, np.full_like(values, np.nan)
@@ -127,8 +127,8 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int = AVERAGED
 
     Each iteration is a point: for a single run its value, with an interval of 95 % over tasks where the metrics have an
     error; for several runs their mean, with a band from the lowest to the highest. From :data:`FEWEST_AVERAGED`
-    iterations on the line is their average over ``window``. Where a seed has ended before others, the line goes on
-    dotted: its step there means nothing.
+    iterations on the line is their average over ``window``. After the end of the shortest seed the line is dotted: a
+    step there means nothing.
     """
     iterations, values = curve.series(key)
     if not len(iterations):
@@ -155,8 +155,8 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int = AVERAGED
 
 
 def learning_curve(curves: Sequence[Curve]) -> Figure:
-    """Plot reward and success over iterations; diamonds are evaluations on dev tasks. More curves than can be told
-    apart in one panel have a panel each."""
+    """Plot reward and success over iterations; diamonds are evaluations on dev tasks. If there are too many curves for
+    one panel, each has its own."""
     apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
     figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True, sharey=True)
     for place, (key, title) in enumerate(titles.items()):
@@ -178,7 +178,7 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
 
 
 def _counted(curves: Sequence[Curve]) -> list[str]:
-    """Say how many rollouts an iteration has, where the metrics do."""
+    """Describe the number of rollouts per iteration, if the metrics have it."""
     counts = [
         line["rollouts"] for curve in curves for run in curve.runs for line in run if _number(line.get("rollouts"))
     ]
@@ -189,7 +189,7 @@ def _counted(curves: Sequence[Curve]) -> list[str]:
 
 
 def _averaged(curves: Sequence[Curve], key: str) -> str:
-    """Describe the moving average; "" where there is none."""
+    """Describe the moving average; "" if there is none."""
     if all(len(curve.series(key)[0]) < FEWEST_AVERAGED for curve in curves):
         return ""
     return f"average: over {AVERAGED} iterations, as many before as after"
@@ -273,7 +273,7 @@ def behavior(curves: Sequence[Curve]) -> Figure:
 
 
 def training(curves: Sequence[Curve]) -> Figure:
-    """Plot loss, gradient, entropy, KL and learning rate, each where a run has it."""
+    """Plot loss, gradient, entropy, KL and learning rate; skip quantities that no run has."""
     known = [each for each in TRAINING.items() if any(len(curve.series(each[0])[0]) for curve in curves)]
     figure, grid = panels(len(known), sharex=True)
     for axes, (key, title) in zip(grid.flat, known, strict=False):
@@ -338,7 +338,7 @@ def _number(value: Any) -> bool:
 
 
 def _nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """Average without NaNs; the result is NaN, without a warning, where there is nothing else."""
+    """Average the values without NaNs; the result is NaN, without a warning, if all values are NaN."""
     present = ~np.isnan(values)
     count = present.sum(axis=axis)
     total = np.where(present, values, 0.0).sum(axis=axis)
@@ -350,7 +350,7 @@ def _colour(number: int) -> str:
 
 
 def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], note: str) -> Figure:
-    """Finish panels with the same curves, as :func:`_finish`, with one legend below all of them."""
+    """Finish panels with the same curves like :func:`_finish`, and put one legend below all panels."""
     for axes in lowest(grid):
         axes.set_xlabel("iteration")
     legends = [axes.get_legend_handles_labels() for axes in grid.flat]

@@ -17,8 +17,8 @@ from loop_recipes.plots.style import COLOURS
 
 
 def slots_over_time(curves: Sequence[str]) -> Figure:
-    """Plot the episodes that run and wait, and at an iteration's first request the seconds that it lost; a column for
-    the first run of each curve. Raises ValueError for a run without episodes, and a line that cannot be read."""
+    """Plot how many episodes run and wait, in a column for the first run of each curve. An iteration's first request is
+    marked with the seconds that it lost. Raises ValueError for a run without episodes or a damaged line."""
     runs = {label: paths[0] if paths[0].is_dir() else paths[0].parent for label, paths in labelled_paths(curves)}
     size = (6 * len(runs), 6)
     figure, grid = plt.subplots(2, len(runs), figsize=size, squeeze=False, sharex=True, sharey="row", layout="tight")
@@ -49,8 +49,8 @@ def slots_over_time(curves: Sequence[str]) -> Figure:
 
 
 def episode_times(log: Path) -> np.ndarray:
-    """Return when each episode of a collection was asked for, began and ended, in seconds since 1970, [n, 3]; those
-    that never began, or were lost, are left out."""
+    """Return the times [n, 3] when each episode of a collection was requested, began and ended, in seconds since 1970;
+    episodes that never began, or were lost, are left out."""
     records = [line.record for line in read_lines(log) if not line.record["segment"]]
     spans, opened = [(each["started_at"], each["started_at"] + each["seconds"]) for each in records], list[float]()
     for fact in (line.record for line in read_lines(meta_path(log.parent, log.stem))):

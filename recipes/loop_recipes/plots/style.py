@@ -26,7 +26,7 @@ MARKS: Any = {each: {"ls": ls, "marker": mark} for each, ls, mark in zip(COLOURS
 
 def panels(count: int, width: float = 15.0, **options: Any) -> tuple[Figure, np.ndarray]:
     """Make a figure with room for ``count`` panels, at most four in a row; surplus panels of the last row are hidden.
-    Where panels share their x axis, the lowest visible panel of each column has its numbers."""
+    If panels share the x axis, the lowest visible panel of each column shows the axis's numbers."""
     columns = min(max(count, 1), 4)
     rows = -(-max(count, 1) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, 3.25 * rows), squeeze=False, **options)

@@ -41,8 +41,8 @@ class HowToSample:
 
 @dataclass(frozen=True)
 class Continuations:
-    """The outcome of a request: by (rollout id, turn), the rollouts that continued there, and the number refused; and
-    the lost rollouts."""
+    """The outcome of a request: for each (rollout id, turn) the continuations and the number of refused ones; and the
+    lost rollouts."""
 
     rollouts: dict[tuple[str, int], list[Rollout]]
     refused: dict[tuple[str, int], int]
@@ -52,8 +52,8 @@ class Continuations:
 def continuation_request(branches: Sequence[Branch], how: HowToSample) -> CollectionRequest:
     """Make the request for all continuations, named after the collection of the first rollout.
 
-    Its id ends in a hash of everything that the result depends on: the same request finds the same collection, and a
-    node does not sample twice the rollouts that it has on disk.
+    The request's id ends in a hash of everything that the result depends on. So the same request finds the same
+    collection, and a node does not repeat rollouts that it has on disk.
     """
     origins = [[branch.rollout_id, [dataclasses.astuple(point) for point in branch.points]] for branch in branches]
     protocol = json.dumps([origins, {**dataclasses.asdict(how), "limits": how.limits.non_null()}], sort_keys=True)
@@ -70,7 +70,7 @@ def continuation_request(branches: Sequence[Branch], how: HowToSample) -> Collec
 
 
 def branch_requests(branches: Iterable[Branch], how: HowToSample) -> list[CollectionRequest]:
-    """Make the requests for all continuations, in order, each of as many branches as a node takes at once."""
+    """Make the requests for all continuations, in order; each has at most as many branches as a node accepts."""
     shares: list[list[Branch]] = []
     size_of_share = 0
     for branch in branches:

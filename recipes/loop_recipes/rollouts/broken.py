@@ -16,16 +16,16 @@ SHOWN_CHARACTERS = 120  # of each
 
 
 class EnvironmentBroke(RuntimeError):
-    """The environment failed, not the agent; the message says where."""
+    """The environment failed, not the agent; the message names the place."""
 
 
 def broken_rollouts(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Return the rollouts of episodes whose environment broke; the first sequence of each."""
+    """Return the first sequence of each episode in which the environment broke."""
     return [rollout for rollout in rollouts if rollout.broke is not None and rollout.segment == 0]
 
 
 def broken_lines(rollouts: Sequence[Rollout]) -> list[str]:
-    """Return lines for the terminal: how often and in what the environment broke, and tools that always raise."""
+    """Return lines for the terminal: how often and by which error the environment broke; tools that always raise."""
     broken = broken_rollouts(rollouts)
     lines = [_line(rollouts)] if broken else []
     calls, raised, what = Counter[str](), Counter[str](), dict[str, str]()
@@ -38,9 +38,8 @@ def broken_lines(rollouts: Sequence[Rollout]) -> list[str]:
 
 
 def hopeless_lines(rollouts: Sequence[Rollout], description: Description) -> list[str]:
-    """Return lines for the terminal if all rollouts earned the same, be it nothing or everything: that they did, and
-    that no reply holds a call, where the environment reads calls; with three of the last replies. [] where rewards
-    differ."""
+    """Return lines for the terminal if all rollouts have the same reward, [] otherwise. The lines name the reward, show
+    three of the last replies, and say if no reply has a call although the environment reads calls."""
     first = [rollout for rollout in rollouts if rollout.segment == 0]
     if len(earned := {rollout.reward for rollout in first}) != 1:
         return []
@@ -63,7 +62,7 @@ def _last_reply(rollout: Rollout) -> str:
 
 
 def _calls(rollout: Rollout, description: Description) -> bool | None:
-    """Return whether it holds a call that could be read; None where its agent was not asked for one."""
+    """Return whether the rollout has a readable call; None if the agent was not asked for calls."""
     try:
         ((messages, turns),) = sequence_texts([rollout])
         concerned = any(behavior.concerns(messages) for behavior in description.behaviors(rollout.task_id))
@@ -88,10 +87,10 @@ def check_broken(rollouts: Sequence[Rollout], max_share: float) -> None:
 
 
 def break_line(breaks: Sequence[Mapping[str, str]], rollouts: int) -> str:
-    """Return how often the environment broke, and where and in what it did most often.
+    """Return a line: how often the environment broke, and the most frequent place and error.
 
     Args:
-        breaks: the ``broke`` of the episodes in which it did, at least one.
+        breaks: the ``broke`` fields of the broken episodes, at least one.
         rollouts: the number of episodes.
     """
     kinds = Counter((each["where"], each["what"]) for each in breaks)

@@ -51,9 +51,9 @@ class ChatTokens:
 class Chat:
     """A conversation: ``place`` names its file and line.
 
-    ``weights`` are those of assistant messages by their places, unless 1; a message of weight 0 is not learned from.
-    ``tokens`` are the sequences in which the learned messages were sampled, () where the file does not have the ids of
-    all of them (``in_part``: of some). ``reward`` is in [0, 1]. ``unread`` names the file's fields that were not read.
+    ``weights`` maps places of assistant messages to weights other than 1; a message of weight 0 is not learned from.
+    ``tokens`` are the sequences in which the learned messages were sampled, () if the file lacks the ids of any such
+    message (``in_part``: it has some). ``reward`` is in [0, 1]. ``unread`` names the file's fields that were not read.
     """
 
     place: str
@@ -70,10 +70,10 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
     """Yield the conversations of a file, in its order.
 
     Args:
-        vocabulary: the number that all its ids are below.
+        vocabulary: all token ids must be below this number.
 
     Raises:
-        ValueError: the file cannot be read, or a record is not a conversation; names file, line and field.
+        ValueError: the file cannot be read, or a record is not a conversation; the message names file, line and field.
     """
     for place, raw in _records(file):
         record = tracked(raw)
@@ -93,7 +93,7 @@ def read_chats(file: Path, vocabulary: int) -> Iterator[Chat]:
 
 
 def _unknown_results(messages: Sequence[ChatMessage]) -> list[str]:
-    """Return the ids that tools' messages answer and that no call before them has, if all those calls have ids."""
+    """Return the ids in tools' messages that no earlier call has; skip messages before the first call with an id."""
     calls, unknown = {""}, list[str]()
     for message in messages:
         if message.role == "assistant":
@@ -174,7 +174,7 @@ def _read_messages(place: str, record: dict[str, Any], *keys: str) -> Chat:
 
 
 def _weight(where: str, message: Mapping[str, Any]) -> float:
-    """Return a message's weight in learning, 1 where it has none."""
+    """Return a message's weight in learning, by default 1."""
     weights = {key: weight for key in _WEIGHTS if (weight := message.get(key)) is not None}
     for key, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
@@ -216,7 +216,7 @@ def _read_atif(place: str, record: dict[str, Any], vocabulary: int) -> Chat:
 
 
 def _add_tokens(where: str, stored: list[ChatTokens], place: int, metrics: Mapping[str, Any], vocabulary: int) -> None:
-    """Add a step's ids to the sequence that its prompt goes on from, or as another one."""
+    """Add a step's ids to the sequence that the step's prompt continues, or begin another sequence."""
     prompt, sampled = (_ids(where, metrics, key, vocabulary) for key in ("prompt_token_ids", "completion_token_ids"))
     logprobs = _logprobs(where, metrics) or [0.0] * len(sampled)
     if len(logprobs) != len(sampled):
@@ -236,7 +236,7 @@ def _add_tokens(where: str, stored: list[ChatTokens], place: int, metrics: Mappi
 
 
 def _read_trace(place: str, trace: dict[str, Any], vocabulary: int) -> Iterator[Chat]:
-    """Read the paths of a trace's tree of messages; a sampled node is learned from on the first path that has it."""
+    """Read the paths of a trace's tree of messages; a sampled node is learned from on its first path only."""
     nodes = objects_in(trace, "nodes")
     parents = {node.get("parent") for node in nodes}
     reward = 0.0

@@ -36,28 +36,28 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class TrackedFields(dict[str, Any]):
-    """An object of a file, which knows which of its fields were not read yet."""
+    """An object of a file that records which of its fields were not read yet."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         super().__init__({key: tracked(value) for key, value in fields.items()})
         self.unread = set(self)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the field's value, ``default`` where it is null or missing."""
+        """Return the field's value; ``default`` if the field is null or missing."""
         self.unread.discard(key)
         value = super().get(key)
         return default if value is None else value
 
 
 def tracked(value: Any) -> Any:
-    """Return a value of JSON whose objects are :class:`TrackedFields`."""
+    """Return a JSON value with each object replaced by :class:`TrackedFields`."""
     if isinstance(value, dict):
         return TrackedFields(value)
     return [tracked(item) for item in value] if isinstance(value, list) else value
 
 
 def unread_fields(value: Any, where: str = "") -> Iterator[str]:
-    """Yield the names of fields below ``value`` that were not read and have something to learn from."""
+    """Yield the names of fields below ``value`` that were not read although they have content to learn from."""
     if isinstance(value, list):
         for item in value:
             yield from unread_fields(item, f"{where}[]")
@@ -102,7 +102,7 @@ def read_message(where: str, record: Mapping[str, Any]) -> ChatMessage:
 
 
 def id_of(record: Mapping[str, Any], *keys: str) -> tuple[str]:
-    """Return the id of a call, or of the call that a result answers; "" where there is none."""
+    """Return the id of a call, or of the call that a result answers; "" if there is no id."""
     return (next((str(record.get(key)) for key in keys if record.get(key) is not None), ""),)
 
 
@@ -156,7 +156,7 @@ def _call(where: str, value: Any) -> ToolCall:
 
 
 def parsed(where: str, value: Any) -> Any:
-    """Return a value that may stand as the text of JSON."""
+    """Return a value; if it is a text of JSON, parse it first."""
     if not isinstance(value, str):
         return value
     with raised_as(ValueError, f"{where} is not JSON: ", ValueError, RecursionError):
@@ -179,7 +179,7 @@ def read_tools(record: Mapping[str, Any], key: str = "tools") -> list[dict[str, 
 
 
 def _without_blanks(value: Any) -> Any:
-    """Return the value without the nulls that a table puts where another row has a field."""
+    """Return the value without the nulls that a table adds for fields of other rows."""
     if isinstance(value, dict):
         return {key: _without_blanks(item) for key, item in value.items() if item is not None}
     return [_without_blanks(item) for item in value] if isinstance(value, list) else value

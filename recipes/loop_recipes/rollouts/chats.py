@@ -34,7 +34,7 @@ _TEMPLATE_MARKS = re.compile(
 
 @dataclass
 class ChatSet:
-    """Rollouts of conversations, some held out, and ``notes`` on contents that are not learned."""
+    """Rollouts made of conversations, some of them held out, and ``notes`` on contents that are not learned."""
 
     rollouts: list[Rollout] = field(default_factory=list)
     held_out: list[Rollout] = field(default_factory=list)
@@ -48,16 +48,16 @@ def read_chat_set(
     held_out: float,
     most_tokens: float = math.inf,
 ) -> ChatSet:
-    """Read files of conversations; conversations that ask the same are rollouts of one task.
+    """Read files of conversations; conversations with the same question are rollouts of one task.
 
     Args:
         tokens: the chat format of the model in training.
         turns: the assistant turns of a conversation to learn from.
-        held_out: share of the conversations that are not trained on, chosen by their messages: the same ones always.
+        held_out: share of the conversations that are not trained on. The same messages give the same choice.
         most_tokens: a conversation with a longer sequence is left out.
 
     Raises:
-        ConfigError: a file, or a conversation in it; names file, line and field.
+        ConfigError: a file or a conversation is invalid; the message names file, line and field.
     """
     chat_set = ChatSet()
     dataset = "+".join(dict.fromkeys(Path(file).stem for file in files))
@@ -95,7 +95,7 @@ def read_chat_set(
 
 
 def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[str]:
-    """Yield notes on the contents that are not learned as the files have them."""
+    """Yield notes on contents that the policy does not learn exactly as the files have them."""
     if learned < len(chats):
         yield f"{len(chats) - learned} of {len(chats)} conversations have no turn to learn from, and are left out"
     stored = [chat for chat in chats if chat.tokens]
@@ -128,7 +128,7 @@ def _notes(chats: Sequence[Chat], learned: int, tokens: ChatFormat) -> Iterator[
 
 
 def _marks(chat: Chat, message: ChatMessage, tokens: ChatFormat) -> Iterator[tuple[str, str]]:
-    """Yield each mark in a turn's text that is more than text elsewhere, and why it is text here."""
+    """Yield each mark (such as that of thinking) that is plain text in a turn, and the reason."""
     if THOUGHT_CLOSES in message.content and tokens.thinking is None:
         yield THOUGHT_OPENS, "the model does not think"
     if CALL_OPENS in message.content and not chat.tools:
@@ -138,7 +138,7 @@ def _marks(chat: Chat, message: ChatMessage, tokens: ChatFormat) -> Iterator[tup
 
 
 def _asked(chat: Chat, whole: bool) -> bytes:
-    """Return a digest of the messages before the first answer, or of all that are the user's (``whole``)."""
+    """Return a digest of the messages before the first answer, or with ``whole`` of all the user's messages."""
     before = itertools.takewhile(lambda message: message.role != "assistant", chat.messages)
     heard = [message for message in chat.messages if message.role == "user"] if whole else before
     text = "\0".join(f"{message.role} {message.content}" for message in heard)
@@ -146,10 +146,10 @@ def _asked(chat: Chat, whole: bool) -> bytes:
 
 
 def _held_out(chats: Mapping[int, Chat], share: float) -> set[int]:
-    """Return the numbers of a ``share`` of the conversations, at least one where it is above 0: the same for the same
-    conversations.
+    """Return the numbers of a ``share`` of the conversations, at least one if the share is above 0. The same
+    conversations give the same choice.
 
-    Those that begin alike are on one side; where they are more than the share, those whose user messages are equal.
+    Conversations with the same beginning stay together. If these are too many, only those with equal user messages do.
 
     Raises:
         ValueError: all would be on one side.
@@ -271,7 +271,7 @@ def _one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _thought_apart(message: ChatMessage) -> ChatMessage:
-    """Return the message with the thinking in a turn's text apart."""
+    """Return the message with the thinking moved from the turn's text to a field of its own."""
     if message.role != "assistant":
         return message
     reasoning, content, cut = split_thought(message.content)
@@ -285,7 +285,7 @@ def _action(message: ChatMessage) -> str:
 
 
 def _record(chat: Chat) -> Iterator[dict[str, str]]:
-    """Yield the messages as records have them: tools in the system message, calls and results as text."""
+    """Yield the messages in the form of a rollout's record: tools in the system message, calls and results as text."""
     for number, message in enumerate(chat.messages):
         text = _action(message) if message.role == "assistant" else message.content
         if number == 0 and chat.tools and message.role == "system":
@@ -300,7 +300,7 @@ def _record(chat: Chat) -> Iterator[dict[str, str]]:
 
 
 def _as_written(chat: Chat, tokens: ChatFormat) -> bool:
-    """Return whether a conversation's stored ids are the ids that its texts encode to."""
+    """Return whether the conversation's texts encode to the stored ids."""
     try:
         written = [each.token_ids for each in _sequences(chat, tokens)]
     except ValueError:

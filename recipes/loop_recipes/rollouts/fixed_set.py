@@ -25,20 +25,20 @@ from loop_recipes.engine.samples import CreditedSample, Sample, training_samples
 
 
 class SampleMaker:
-    """Makes the samples of a fixed set's rollouts, one of each. A config names another one under ``samples``."""
+    """Makes one sample of each rollout of a fixed set. A config names another maker under ``samples``."""
 
     reads_branches: ClassVar[bool] = False
     """True if branches, which begin in the middle, are read from folders too."""
 
     def check(self, config: SftConfig, plan: MethodPlan) -> None:
-        """Check that it fits ``config`` and the plan of its method.
+        """Check that the maker fits ``config`` and the plan of the method.
 
         Raises:
             ConfigError: the maker does not fit; one line that names the key and the cure.
         """
 
     def see(self, rollouts: Sequence[Rollout]) -> None:
-        """See all rollouts before samples are made of them.
+        """Take note of all rollouts before samples are made of them.
 
         Raises:
             ConfigError: the rollouts are not the ones that the maker's arguments name.
@@ -51,7 +51,7 @@ class SampleMaker:
             model_dir: folder of the model in training, whose tokens the samples have.
 
         Raises:
-            ConfigError: ``update.max_tokens_per_rollout`` leaves nothing.
+            ConfigError: ``update.max_tokens_per_rollout`` leaves no tokens to learn from.
         """
         return training_samples(rollouts, update)
 
@@ -60,7 +60,7 @@ class SampleMaker:
         return {sample.rollout_id for sample in samples}
 
     def identity(self) -> list[str]:
-        """Return texts that change with the samples that it makes of the same rollouts."""
+        """Return texts that differ between makers that make different samples of the same rollouts."""
         return []
 
 
@@ -73,7 +73,7 @@ class FixedSet:
 
     @property
     def digest(self) -> str:
-        """The same where the rollouts' ids and tokens are the same, and the samples made of them."""
+        """Return a digest of the rollouts (ids, rewards, tokens) and of the maker's identity."""
         content = hashlib.sha256()
         for rollout in self.rollouts:
             weights = rollout.extra.get("weights", "")
@@ -87,8 +87,8 @@ class FixedSet:
         return self.maker.samples(self.rollouts, update, model_dir)
 
     def weighted(self, samples: Sequence[CreditedSample]) -> list[CreditedSample]:
-        """Give the tokens of samples, one of a rollout, the weights of their turns, which a conversation may set
-        (``weights`` in ``extra`` of its rollout, one a turn; else 1)."""
+        """Give each token of the samples (one per rollout) its turn's weight. A conversation may set the weights:
+        ``weights`` in ``extra`` of its rollout, one a turn; the default is 1."""
         weights = {each.rollout_id: each.extra["weights"] for each in self.rollouts if "weights" in each.extra}
         if not weights:
             return list(samples)
@@ -100,7 +100,7 @@ class FixedSet:
         return weighted_samples
 
     def used(self, samples: Sequence[Sample]) -> list[Rollout]:
-        """Return the rollouts that ``samples``, some of :meth:`samples`, are from."""
+        """Return the rollouts from which ``samples`` were made; ``samples`` is a part of :meth:`samples`."""
         sources = self.maker.sources(samples)
         return [rollout for rollout in self.rollouts if rollout.rollout_id in sources]
 

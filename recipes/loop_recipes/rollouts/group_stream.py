@@ -25,14 +25,14 @@ ENOUGH_EPISODES, REMEMBERED_EPISODES = 20, 500
 
 @dataclass
 class Group:
-    """A group that is open: it was neither taken nor lost.
+    """An open group: no iteration has taken it, and it is not lost.
 
     Attributes:
         number: its number in the run, from 0.
-        oldest: the version that none of its turns is older than.
+        oldest: a policy version; no turn of the group was sampled by an older one.
         finished, lost: numbers of rollouts.
         seconds: since its first episode started; 0 before.
-        ended: true if no rollout of it runs or will.
+        ended: true if no rollout of the group runs, and none will.
     """
 
     number: int
@@ -49,10 +49,10 @@ class GroupStream:
 
     Args:
         tasks: groups that an iteration takes.
-        rollouts: those of a group. ``floor`` of them are enough for a group that is not waited for any longer, and the
-            share ``fraction`` of all that an iteration takes.
+        rollouts: number of rollouts in a group. An iteration stops waiting when each group has ``floor`` rollouts and
+            all its groups together have the share ``fraction``.
         lag: the most versions that a turn may be behind the newest when it is taken.
-        every: updates from one version that is served to the next.
+        every: number of updates between two served versions.
         pinned: true if a group is sampled by the version that stood when it was opened.
     """
 
@@ -68,7 +68,7 @@ class GroupStream:
     durations: list[float] = field(default_factory=list)
 
     def due(self, updating: bool = False) -> int:
-        """Return how many groups to open now: so many that an iteration's tasks wait, if they can still be used.
+        """Return how many groups to open now, so that one iteration's groups wait but none becomes too old.
 
         Args:
             updating: true if an iteration has taken its groups, and its version is still to come.
@@ -77,34 +77,34 @@ class GroupStream:
         return max(0, min(self.tasks - waiting, self.most_open(updating) - len(self.groups)))
 
     def most_open(self, updating: bool = False) -> int:
-        """Return how many groups can all be used before they are too old, at ``tasks`` an iteration."""
+        """Return how many groups can be used before they are too old, if each iteration takes ``tasks`` groups."""
         return (self.lag - self.every + 2 - updating) * self.tasks
 
     def open(self, version: int) -> int:
-        """Note that a group is opened while ``version`` is the newest that is served; returns its number."""
+        """Record a new group, opened while ``version`` is the newest served version; return the group's number."""
         number, self.opened = self.opened, self.opened + 1
         self.groups[number] = Group(number, version)
         return number
 
     def note(self, reports: Iterable[Group], version: int) -> None:
-        """Take over the node's reports about open groups while ``version`` is the newest that is served."""
+        """Record the node's reports about open groups; ``version`` is the newest served version."""
         for now in reports:
             waits = not now.seconds and not now.finished and not now.ended
             now.oldest = version if waits and not self.pinned else self.groups[now.number].oldest
             self.groups[now.number] = now
 
     def late(self) -> list[Group]:
-        """Return the groups to end now: they run for long, and have reached their floor."""
+        """Return the groups to end now: groups that have run long and have reached their floor."""
         if len(self.durations) < ENOUGH_EPISODES:
             return []
         most = LONG_MEDIANS * statistics.median(self.durations)
         return [group for group in self.groups.values() if not group.ended and group.seconds > most and self._at(group)]
 
     def choose(self, version: int, taken: Collection[int] = ()) -> list[Group] | None:
-        """Return the groups that an iteration takes while ``version`` is the newest; None where it waits for more.
+        """Return the groups that an iteration takes while ``version`` is the newest; None if it must wait.
 
         Args:
-            taken: the groups that it took already, in a process that died.
+            taken: the groups that the iteration already took, in a process that died.
         """
         due = self._due_now(version)
         usable = [group for number, group in self.groups.items() if group.ended or number in due or number in taken]
@@ -116,8 +116,8 @@ class GroupStream:
         return chosen if len(chosen) == self.tasks and there else None
 
     def _due_now(self, version: int) -> set[int]:
-        """Return the groups that cannot be left for later: of those that are too old after some iteration, no more are
-        left than the iterations up to it take."""
+        """Return the groups that must be taken now: if they wait, more groups reach their last usable iteration than
+        the iterations up to then can take."""
         due: set[int] = set()
         for later in range(self.lag + 1):
             until = [group for group in self.groups.values() if group.oldest + self.lag <= version + later]

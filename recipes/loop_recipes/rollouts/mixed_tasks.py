@@ -16,12 +16,12 @@ class MixedTaskSampler:
     """A sampler for each environment of a mixture; every iteration has the same number of tasks of each.
 
     Args:
-        shares: environment -> its share relative to the others; 1 where an environment is not named.
+        shares: environment -> share relative to the other environments; 1 for an environment that is not named.
         kind: the sampler within an environment.
         environment: the mixture.
 
     Raises:
-        ValueError: a share of an environment that has no tasks, or one too small or too large for an iteration's tasks.
+        ValueError: an environment has a share but no tasks, or a share does not fit the number of an iteration's tasks.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class MixedTaskSampler:
                 self._samplers[name] = kind(by_environment[name], count, seed, environment)
 
     def next(self, resting: Mapping[str, int] = NOBODY) -> list[str]:
-        """Draw as :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.next` does."""
+        """Draw tasks like :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.next`."""
         return [task for sampler in self._samplers.values() for task in sampler.next(resting)]
 
     def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
-        """Draw as :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.replacements` does, each of the same
-        environment as the task that it replaces."""
+        """Draw like :meth:`~loop_recipes.rollouts.task_sampler.TaskSampler.replacements`; each new task has the
+        environment of the task that it replaces."""
         of_each: dict[str, list[str]] = {name: [] for name in self._samplers}
         for task in of:
             of_each[self._environment.environment_of(task)].append(task)
@@ -57,11 +57,11 @@ class MixedTaskSampler:
         return [task for tasks in drawn for task in tasks]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain data, with which a sampler of the same tasks continues exactly here."""
+        """Return the state as plain data; a sampler of the same tasks continues exactly from this state."""
         return {"environments": {name: sampler.state_dict() for name, sampler in self._samplers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
+        """Continue from a :meth:`state_dict`; raises ValueError if the state has other tasks or another seed."""
         environments = state.get("environments", {})
         if environments.keys() != self._samplers.keys():
             raise ValueError("the sampler's state is of other environments than the config now gives")

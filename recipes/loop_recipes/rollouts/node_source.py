@@ -25,7 +25,7 @@ class NodeSource:
 
     Args:
         client: the client of the node.
-        node: the child to stop at the end, if the node is ours.
+        node: the child process to stop at the end, if this run launched the node.
         start_deadline_s: longest time to wait for the node to be ready.
         deadline_s: longest time to wait for one collection.
         stop_requested: called while waiting; true ends the wait with :class:`StopRequested`.
@@ -46,7 +46,7 @@ class NodeSource:
         self._stop_requested = stop_requested
 
     def health(self) -> dict[str, Any]:
-        """Return the node's report about itself, ready or not; once it is ready, also ``dataset`` and ``model``.
+        """Return the node's report about itself; only a ready node reports ``dataset`` and ``model`` too.
 
         Raises:
             NodeUnreachable: no node answers; this does not wait for one.
@@ -69,10 +69,10 @@ class NodeSource:
                 self._client.on_progress = before
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
-        """Check the node's base model against this one.
+        """Check that the node's base model fits the trainer's model.
 
         Raises:
-            NoRollouts: its vocabulary differs, or its positions in sequences as long as its servers hold.
+            NoRollouts: the vocabulary differs, or so do the positions in sequences as long as the node's servers hold.
         """
         report, node = self._client.health(), f"the rollout node at {self._client.url}"
         served, longest = report["vocabulary"], report["max_context"]
@@ -118,7 +118,7 @@ class NodeSource:
         self._client.start_collection(request)
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """Yield each rollout of a started collection as it finishes, the collection's progress between, and its end.
+        """Yield each rollout of a started collection as it finishes, with reports of progress, and then the end.
 
         Raises:
             CollectionFailed: the collection failed or was cancelled; raised after the last rollout.
@@ -160,7 +160,7 @@ class NodeSource:
         return Collected(list(rollouts.values()), stream.end, running_time.now() - started)
 
     def collections(self) -> dict[str, dict[str, Any]]:
-        """Return the node's report about each collection that is open, or ended not long ago, by its id.
+        """Return id -> the node's report for each collection that is open or ended recently.
 
         Raises:
             StopRequested: see the class.
@@ -170,11 +170,11 @@ class NodeSource:
         return {each["id"]: each for each in self._client.collections()}
 
     def end_early(self, request: CollectionRequest) -> None:
-        """End a collection with the rollouts that it has; every task must have reached its floor."""
+        """End a collection with the finished rollouts; every task must have reached its floor."""
         self._client.end_early(request.id)
 
     def cancel(self, request: CollectionRequest) -> None:
-        """Cancel a collection, so that its lost rollouts are attempted anew when it is asked for again."""
+        """Cancel a collection: the next request for the same collection attempts its lost rollouts again."""
         self._client.cancel(request.id)
 
     def close(self) -> None:

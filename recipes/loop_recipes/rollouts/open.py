@@ -31,10 +31,10 @@ def open_source(
 ) -> CollectionSource:
     """Open the source of a training run. Nodes that run elsewhere are ready; a launched node may still be starting.
 
-    The servers of either are asleep where they share their GPUs: it is the trainer's turn.
+    Servers that share their GPUs with the trainer are asleep at first: the trainer has its turn.
 
     Args:
-        node: the node to launch, where ``config`` launches one.
+        node: the node to launch, if ``config`` launches one.
         deadline_s: longest time to wait for one collection.
         stop_requested: called while waiting; true ends the wait with StopRequested.
 
@@ -61,7 +61,7 @@ def open_nodes(
     deadline_s: float,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> NodeSource | SeveralNodes:
-    """Open the rollout nodes of a config without replay, launching one if it says so; none need be ready yet.
+    """Open (or launch, if the config says so) the nodes of a config without replay. They may still be starting.
 
     Raises:
         NodeDied: the node that was launched ended at once.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def run_name(config: LoopConfig, output_dir: Path) -> str:
-    """Return the configured name, or one that no other run on the node has, made once and kept in ``run.json``."""
+    """Return the configured name of the run, or else a unique name, which is made once and kept in ``run.json``."""
     if config.run_name is not None:
         return config.run_name
     file = output_dir / "run.json"
@@ -53,18 +53,18 @@ class CollectionPlan:
     """Draws the tasks of each iteration; its state is part of a checkpoint.
 
     A collection's id ends in a hash of everything that its rollouts depend on: the request, the adapter, and the
-    ``fingerprint``. So an interrupted run finds its rollouts again, and a run that went back to an earlier checkpoint,
-    whose version numbers will mean other weights, does not get the rollouts of the weights that it gave up.
+    ``fingerprint``. So an interrupted run finds its rollouts again. A run that went back to an earlier checkpoint uses
+    version numbers again for other weights; it does not get the rollouts of the old weights.
 
     Args:
-        name: the run's; it begins the ids of all collections.
-        tasks: those of the training split.
-        dev_tasks: those of ``dev_evaluation.split``, if policies are scored on the way.
+        name: the run's name; the ids of all collections begin with it.
+        tasks: the tasks of the training split.
+        dev_tasks: the tasks of ``dev_evaluation.split``, if policies are scored during training.
         environment: the tasks' environment.
         fingerprint: name -> digest of the base model, tasks and grader, which rollouts depend on too.
 
     Raises:
-        ConfigError: fewer tasks than an iteration takes, or an environment that no task is of.
+        ConfigError: there are fewer tasks than an iteration takes, or an environment has no task.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class CollectionPlan:
         return MixedTaskSampler(tasks, conf.tasks_per_iteration, self._seed, shares, kind, self._environment)
 
     def horizon(self, iteration: int) -> int:
-        """Return the turns that an episode may take: those of the last stage begun, else ``limits.max_turns``.
+        """Return the turns that an episode may take: the turns of the last begun stage, else ``limits.max_turns``.
 
         The interaction-horizon curriculum of ScalingInter-RL (AgentGym-RL, arXiv 2509.08755, section 3).
         """
         return _turns(self._config.horizons, iteration, self._config.limits.max_turns)
 
     def environment_horizons(self, iteration: int) -> dict[str, int]:
-        """Return these turns for the environments of a mixture that have a horizon of their own."""
+        """Return environment -> turns for the environments of a mixture that have a horizon of their own."""
         return {
             name: _turns(own.horizons, iteration, own.max_turns or self._config.limits.max_turns)
             for name, own in self._config.environments.items()
@@ -119,8 +119,8 @@ class CollectionPlan:
         }
 
     def training(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
-        """Request the next tasks under the given version, whose adapter has the digest ``adapter``; every call draws,
-        so call it once per iteration, in order."""
+        """Request the next tasks under ``version``, whose adapter has the digest ``adapter``. Every call draws tasks:
+        call it once per iteration, in order."""
         request = self._request(self._sampler.next(self._resting(iteration)), iteration, policy_version)
         request = self.with_loss_limit(request)
         return replace(request, id=training_id(self._name, iteration, self._protocol(request, adapter)))
@@ -141,8 +141,8 @@ class CollectionPlan:
         )
 
     def group(self, number: int, iteration: int, policy_version: int, adapter: str) -> CollectionRequest:
-        """Request the next task of a stream, whose group has the ``number``, as :meth:`training` requests many. The
-        trainer ends the collection, whose rollouts may be lost."""
+        """Request the next task of a stream, as group ``number``; like :meth:`training` for one task. The trainer ends
+        the collection, and all its rollouts may be lost."""
         task = self.next_task(iteration)
         request = replace(
             self._request([task], iteration, policy_version), seed=self._seed + number, min_rollouts_fraction=1.0
@@ -157,12 +157,12 @@ class CollectionPlan:
     def refill(
         self, asked: Sequence[CollectionRequest], with_signal: Collection[str], lost: int, version: int, adapter: str
     ) -> CollectionRequest | None:
-        """Request other tasks in place of those without signal; None where there are none, or the budget is used up.
-        Every call draws, as :meth:`training` does.
+        """Request other tasks in place of tasks without signal; None if there are none, or the budget is used up. Every
+        call draws tasks, like :meth:`training`.
 
         Args:
-            asked: the iteration's requests so far, the first and that of each round.
-            with_signal: the tasks whose rollouts, all of them together, carry signal.
+            asked: the iteration's requests so far: the first one and one for each round of refill.
+            with_signal: the tasks whose rollouts so far carry signal.
             lost: the number of rollouts that the iteration has lost so far.
             version, adapter: as in :meth:`training`.
         """
@@ -191,12 +191,12 @@ class CollectionPlan:
         return {task: until for task, until in self._rests_until.items() if until > iteration}
 
     def with_loss_limit(self, request: CollectionRequest) -> CollectionRequest:
-        """Return the request with ``max_lost_share`` of this config, also if it was made under another."""
+        """Return the request with ``max_lost_share`` of this config, even if it was made under another config."""
         return replace(request, max_lost=math.floor(self._config.max_lost_share * request.episodes))
 
     def evaluation(self, iteration: int, policy_version: int, adapter: str) -> CollectionRequest | None:
-        """Request rollouts of every dev task by the policy that stands after ``iteration`` (0: before the first), whose
-        adapter has the digest ``adapter``; None where it is not to be scored."""
+        """Request rollouts of every dev task by the policy after ``iteration`` (0: before the first); ``adapter`` is
+        the digest of the policy's adapter. None if the policy is not to be scored."""
         every = self._evaluation.every
         if not every or iteration % every:
             return None
@@ -213,7 +213,7 @@ class CollectionPlan:
         return replace(request, id=dev_id(self._name, iteration, self._protocol(request, adapter)))
 
     def anew(self, request: CollectionRequest) -> CollectionRequest:
-        """Return the request under a new id, for a run whose fingerprint has changed since it asked."""
+        """Return the request under a new id, for a run whose fingerprint has changed since the request."""
         name, protocol = parse_collection_id(request.id), self._protocol(request, "")
         new_id = dev_id if name.dev else training_id
         return replace(request, id=new_id(self._name, name.iteration or 0, protocol))
@@ -225,8 +225,8 @@ class CollectionPlan:
         return self._sampler.state_dict() | {"rests_until": self._rests_until, "drawn": list(self._drawn)}
 
     def load_state_dict(self, state: dict[str, Any], accept_changes: bool = False) -> None:
-        """Go on drawing where a saved state left off; with ``accept_changes`` begin to draw anew where that is of other
-        tasks or of another seed.
+        """Go on drawing from a saved state; with ``accept_changes``, begin anew if the state has other tasks or another
+        seed.
 
         Raises:
             ConfigError: the state is of other tasks or of another seed.
@@ -242,6 +242,6 @@ class CollectionPlan:
 
 
 def _turns(stages: Sequence[HorizonStage], iteration: int, before: int) -> int:
-    """Return the turns of the last stage begun at ``iteration``; ``before`` where none has."""
+    """Return the turns of the last stage that has begun at ``iteration``; ``before`` if no stage has."""
     begun = [stage for stage in stages if stage.from_iteration <= iteration]
     return max(begun, key=lambda stage: stage.from_iteration).max_turns if begun else before

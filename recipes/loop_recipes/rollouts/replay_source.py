@@ -19,15 +19,15 @@ from loop_recipes.rollouts.source import Collected, NoRollouts
 
 
 class ReplaySource:
-    """Rollouts from the logs in a folder, one log per iteration in the order of their names, or several where groups
-    were refilled; asks no node. An iteration of a stream has the groups that it took by ``stream.jsonl``, which lies in
-    the folder or in one above it.
+    """Rollouts from the logs in a folder, without a node. In the order of names, each iteration has one log, or several
+    if groups were refilled. For a stream, ``stream.jsonl`` (in the folder or above) says which groups each iteration
+    took.
 
     For reproducing or profiling updates. The rollouts carry the versions of the run that made them, so a replay trains
     as that run did only if it starts from the same adapter.
 
     Raises:
-        ConfigError: two logs are of one iteration, or no log is of rollouts to train on.
+        ConfigError: two logs belong to one iteration, or no log has rollouts to train on.
     """
 
     _vocabulary = MOST_IDS
@@ -79,7 +79,7 @@ class ReplaySource:
 
         Raises:
             NoRollouts: no log is left.
-            ConfigError: a line of it is not a rollout that can be trained on; names the file.
+            ConfigError: a line is not a rollout that can be trained on; the message names the file.
         """
         number = parse_collection_id(request.id).iteration or 0
         there = len(self._iterations)

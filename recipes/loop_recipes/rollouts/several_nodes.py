@@ -26,14 +26,14 @@ Answer = TypeVar("Answer")
 class SeveralNodes:
     """A source like :class:`NodeSource`, over several rollout nodes that run elsewhere.
 
-    All nodes hold the same base model and dataset and are given every policy version. Each ends its share of a
-    collection by itself, so the floors of early stop hold for each share and therefore for the whole. A node that fails
-    ends the collection, as a single node would, and so do losses that are too many for the whole of it.
+    All nodes hold the same base model and dataset and are given every policy version. Each node ends its share of a
+    collection by itself, so the floors of early stop hold for each share and therefore for the whole. The collection
+    ends if a node fails, or if too many rollouts of the whole are lost.
 
     Args:
         open_node: makes the source of one node, given its URL and its ``stop_requested``.
-        urls: the nodes'. Their order decides which tasks go where, so keep it when resuming: a node then finds the
-            rollouts it has on disk.
+        urls: the nodes' URLs. Their order decides which node gets which tasks; keep it when resuming, so that a node
+            finds the rollouts it has on disk.
         stop_requested: called while waiting.
     """
 
@@ -49,7 +49,7 @@ class SeveralNodes:
         self._nodes = [open_node(url, lambda: self._given_up.is_set() or stop_requested()) for url in self._urls]
 
     def health(self) -> dict[str, Any]:
-        """Return the first node's report about itself; once all are ready, their model and dataset are the same.
+        """Return the first node's report about itself; check that all ready nodes have the same model and dataset.
 
         Raises:
             NodeUnreachable: a node does not answer; this does not wait for it.
@@ -84,7 +84,7 @@ class SeveralNodes:
         """Return the environment that every node serves.
 
         Raises:
-            NoRollouts: two nodes describe theirs differently.
+            NoRollouts: two nodes describe their environments differently.
         """
         described = self._each(lambda node: node.description())
         self._check_alike("describe their environments differently", described, show=False)
@@ -107,7 +107,7 @@ class SeveralNodes:
         self._each(lambda node, share: node.start(share), shares)
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """Yield the events of one share after the other, each with its end: a node works on its own while another's
+        """Yield the events of one share after the other, each with the share's end. All nodes keep working while one
         share is read.
 
         Raises:
@@ -150,8 +150,8 @@ class SeveralNodes:
                 raise NoRollouts(f"rollout nodes {self._urls[0]} and {url} {difference}{both}; {cure}")
 
     def _each(self, call: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
-        """Do ``call`` on every node at once (or on as many as there are ``arguments``); the first error ends the
-        others' waiting and is raised."""
+        """Do ``call`` on every node at once (or on as many as there are ``arguments``). Raise the first error; it also
+        ends the waiting on the other nodes."""
         self._given_up.clear()
 
         def guarded(*values: object) -> Answer:
@@ -171,8 +171,8 @@ class SeveralNodes:
 
 
 def split_request(request: CollectionRequest, nodes: int) -> list[CollectionRequest]:
-    """Split a request into one per node, at most one per task or branch. The ids name the share and the number of
-    shares, so that another number of nodes is another collection."""
+    """Split a request into one per node, but at most one per task or branch. The ids name the share and the number of
+    shares, so another number of nodes makes another collection."""
     wanted = [*request.tasks, *request.branches]
     nodes = min(nodes, len(wanted))
     shares = []

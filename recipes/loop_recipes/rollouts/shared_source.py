@@ -34,7 +34,7 @@ class SharedSource:
         return on_main_rank(lambda: self._source.wait_ready())
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
-        """Refuse to sample for another policy than this one, as :meth:`CollectionSource.check_model` does."""
+        """Check that the node's model fits the policy, like :meth:`CollectionSource.check_model`."""
         on_main_rank(lambda: self._source.check_model(vocabulary, contexts))
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
@@ -47,7 +47,7 @@ class SharedSource:
         return Description.from_dict(on_main_rank(lambda: asdict(self._source.description())))
 
     def publish(self, version: int, export: Callable[[], Path], canary: Mapping[str, Any] | None) -> str:
-        """Have ``version`` served once it has proved itself; returns the digest of the adapter.
+        """Check ``version`` on the node, then have it served; return the digest of the adapter.
 
         Args:
             export: writes the version as a PEFT adapter and returns its folder; called on rank 0 only.
@@ -62,7 +62,7 @@ class SharedSource:
         return on_main_rank(exported_and_published)
 
     def retire(self, version: int) -> None:
-        """Stop serving ``version``; one that is not served is not an error."""
+        """Stop serving ``version``; do nothing if it is not served."""
         on_main_rank(lambda: self._source.retire(version))
 
     def sleep(self) -> None:
@@ -78,19 +78,19 @@ class SharedSource:
         on_main_rank(lambda: self._source.start(request))
 
     def collect(self, request: CollectionRequest) -> Collected | None:
-        """Start a collection (or find it again) and wait for it, as :meth:`collect_by` does."""
+        """Start a collection (or find it again) and wait for its rollouts; result as for :meth:`collect_by`."""
         return self.collect_by(lambda source: collect(source, request))
 
     def collect_by(self, work: Callable[[Any], Collected]) -> Collected | None:
-        """Return rollouts that ``work`` gets from the source, texts on rank 0 only; None when the run was asked to
-        stop meanwhile."""
+        """Return the rollouts that ``work`` gets from the source, with texts on rank 0 only; None if the run was asked
+        to stop meanwhile."""
         return on_main_rank(lambda: self._unless_stopped(work), Collected.pack, Collected.unpack)
 
     def ask(self, work: Callable[[Any], Any]) -> Any:
-        """Run ``work`` with the source on rank 0; None when the run was asked to stop meanwhile.
+        """Run ``work`` with the source on rank 0 and return the result; None if the run was asked to stop meanwhile.
 
         Args:
-            work: its result must be JSON-able where there are other ranks.
+            work: its result must be JSON-able if there are other ranks.
         """
         return on_main_rank(lambda: self._unless_stopped(work))
 

@@ -66,7 +66,7 @@ class Collected:
         }
 
     def joined(self, later: Collected) -> Collected:
-        """Return it together with a round of refill, which was collected after it."""
+        """Return this collection joined with a later round of refill."""
         end = merge_ends([self.end, later.end])
         return Collected(
             rollouts=self.rollouts + later.rollouts,
@@ -75,20 +75,20 @@ class Collected:
         )
 
     def pack(self) -> dict[str, Any]:
-        """Return JSON-able data for the other ranks, without the texts, which no update reads."""
+        """Return JSON-able data for the other ranks; it has no texts, because no update reads them."""
         without: dict[str, list[Any]] = {"messages": [], "requirements": []}
         rollouts = [{**rollout.to_dict(), **without} for rollout in self.rollouts]
         return {"rollouts": rollouts, "end": asdict(self.end), "seconds_waiting": self.seconds_waiting}
 
     @classmethod
     def unpack(cls, data: Mapping[str, Any]) -> Collected:
-        """Undo :meth:`pack`, but for the texts."""
+        """Undo :meth:`pack`; the texts stay empty."""
         rollouts = [Rollout.from_dict(record) for record in data["rollouts"]]
         return cls(rollouts, CollectionEnd.from_dict(data["end"]), data["seconds_waiting"])
 
 
 def merge_ends(ends: Sequence[CollectionEnd]) -> CollectionEnd:
-    """Merge the ends of a collection's shares, which ran at once and did not fail, into that of the whole."""
+    """Merge the ends of a collection's shares into the end of the whole; the shares ran at once and did not fail."""
     failures: Counter[str] = Counter()
     by_task: Counter[str] = Counter()
     for end in ends:
@@ -115,8 +115,8 @@ class CollectionSource(Protocol):
         """Wait until collections can be asked for; returns the policy versions that are served already."""
 
     def check_model(self, vocabulary: int, contexts: range) -> None:
-        """Refuse to sample, once collections can be asked for, where the node's vocabulary or its servers' number of
-        tokens does not fit the policy's ``vocabulary`` and ``contexts``."""
+        """Raise an error if a ready node's vocabulary or its servers' number of tokens does not fit the policy's
+        ``vocabulary`` and ``contexts``."""
 
     def tasks(self, split: str) -> tuple[str, list[str]]:
         """Return the name of the dataset and the tasks of a split."""
@@ -128,7 +128,7 @@ class CollectionSource(Protocol):
         """Serve the PEFT adapter in ``folder`` as ``version``; the node compares its log-probs with ``canary``."""
 
     def retire(self, version: int) -> None:
-        """Stop serving ``version``; one that is not served is not an error."""
+        """Stop serving ``version``; do nothing if it is not served."""
 
     def sleep(self) -> None:
         """Free the GPUs that servers share with the trainer, for the trainer."""
@@ -140,14 +140,14 @@ class CollectionSource(Protocol):
         """Ask for a collection without waiting; asking again is harmless."""
 
     def read(self, request: CollectionRequest, deadline_s: float = math.inf) -> Collected:
-        """Wait for a started collection, ``deadline_s`` at most where that is less than the source's own."""
+        """Wait for a started collection, at most ``deadline_s`` or the source's own deadline, whichever is less."""
 
     def close(self) -> None:
         """Release all resources; a launched node is stopped."""
 
 
 def collect(source: CollectionSource, request: CollectionRequest) -> Collected:
-    """Start a collection (or find it again) and wait for it. Raises StopRequested as the source does."""
+    """Start a collection (or find it again) and wait for its end. Raises StopRequested as the source does."""
     try:
         source.start(request)
         collected = source.read(request)
@@ -166,8 +166,8 @@ def collect(source: CollectionSource, request: CollectionRequest) -> Collected:
 
 
 def log_problems(collected: Collected, which: str, asked: int, source: CollectionSource, first: bool) -> None:
-    """Log the problems of a collection of ``asked`` rollouts to train on; of a run's ``first``, also those that make it
-    hopeless."""
+    """Log the problems of a training collection of ``asked`` rollouts; for a run's ``first``, also problems that make
+    the run hopeless."""
     end, rollouts = collected.end, len(by_episode(collected.rollouts))
     if end.lost:
         logger.warning("%s goes on with what it has: %s", which, losses(end.lost, asked))
@@ -189,7 +189,7 @@ def log_problems(collected: Collected, which: str, asked: int, source: Collectio
 
 
 def read_not_lost(source: CollectionSource, request: CollectionRequest) -> list[Rollout]:
-    """Wait for a started collection and return its rollouts, [] where all are lost. Raises the source's errors."""
+    """Wait for a started collection and return its rollouts, [] if all are lost. Raises the source's errors."""
     try:
         collected = source.read(request)
         rollouts, lost = collected.rollouts, collected.end.lost
@@ -206,7 +206,7 @@ def in_groups(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Return the rollouts of tasks with at least :data:`SMALLEST_GROUP` episodes.
 
     Raises:
-        NoRollouts: no task has as many.
+        NoRollouts: no task has so many episodes.
     """
     sizes = Counter(rollout.task_id for rollout in rollouts if rollout.segment == 0)
     grouped = [rollout for rollout in rollouts if sizes[rollout.task_id] >= SMALLEST_GROUP]

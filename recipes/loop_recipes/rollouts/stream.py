@@ -44,9 +44,9 @@ class Stream:
     """The groups of a run.
 
     Args:
-        folder: the run's.
-        iterations_done: those of the checkpoint that it goes on from.
-        state: that checkpoint's; None begins anew.
+        folder: the run's folder.
+        iterations_done: number of iterations in the checkpoint that the run goes on from.
+        state: the stream's state in the checkpoint; None begins anew.
 
     Raises:
         ConfigError: ``stream.jsonl`` lacks a group that the checkpoint names.
@@ -83,7 +83,7 @@ class Stream:
         self._log = AppendLog(file, lambda record: True)
 
     def _go_on(self, file: Path, iterations_done: int, state: Mapping[str, Any]) -> None:
-        """Read the groups opened and taken since the checkpoint, and the requests of the groups that it names."""
+        """Read the groups opened and taken since the checkpoint, and the requests of the groups in the checkpoint."""
         self._groups.load_state_dict(state)
         known, lines, numbers = self._groups.opened, list[str](), dict[str, int]()
         for line in read_lines(file) if file.exists() else ():
@@ -112,7 +112,7 @@ class Stream:
         write_whole(file, "".join(f"{line}\n" for line in lines))
 
     def give_up(self) -> None:
-        """Let go of all open groups, as for a run whose model or grader has changed."""
+        """Give up all open groups, for a run whose model or grader has changed."""
         self._groups.take(list(self._groups.groups.values()))
         self._requests.clear()
         self._taken = []
@@ -229,7 +229,7 @@ class Stream:
     def _read(
         self, source: NodeSource, chosen: Sequence[Group], by_group: dict[int, Collected], failed: list[CollectionEnd]
     ) -> bool:
-        """Read the rollouts of groups, those still running up to here; False where one is lost altogether."""
+        """Read the rollouts of groups; end running groups first. Return False if a group is lost altogether."""
         for group in chosen:
             request = self._requests[group.number]
             if group.number in by_group:
@@ -267,7 +267,7 @@ class Stream:
 
 
 def _reprefilled(rollout: Rollout) -> int:
-    """Count prompt tokens that were computed again because a version took over since the turn before."""
+    """Count the prompt tokens that were computed again because the policy version changed since the turn before."""
     turns = zip(rollout.turns, rollout.turns[1:], strict=False)
     return sum(
         max(0, now.start - now.cached_tokens) for before, now in turns if now.policy_version != before.policy_version

@@ -17,8 +17,8 @@ class TaskSampler:
     """Seeded passes over all tasks; a pass visits every task once.
 
     A pass is a shuffle of the *sorted* tasks under ``(seed, pass number)``, so it depends neither on the order in which
-    the tasks were given nor on earlier calls. Within a pass, every group of tasks has its first task before any has its
-    second: the tasks of a group are much alike, so an iteration with many of one group says little about the others. An
+    the tasks were given nor on earlier calls. Within a pass, every group gives its first task before any group gives
+    its second: tasks of a group are much alike, and an iteration with many of one group says little about others. An
     iteration that reaches the end of a pass continues with the next pass. Tasks that it already holds come later in
     that pass, so no iteration has a task twice. A task that rests when its turn comes has no turn in that pass.
 
@@ -57,8 +57,8 @@ class TaskSampler:
         """Draw the tasks of the next iteration, ``tasks_per_iteration`` different ones.
 
         Args:
-            resting: tasks to pass over, and when the rest of each ends. Where too few are left, those whose rest ends
-                first are woken.
+            resting: task to pass over -> end of its rest. If too few tasks are left, the tasks whose rest ends first
+                are woken.
         """
         tasks = set(self._tasks)
         own = sorted((until, task) for task, until in resting.items() if task in tasks)
@@ -66,8 +66,8 @@ class TaskSampler:
         return self._draw(self._tasks_per_iteration, {task for _, task in own[max(0, len(own) - asleep) :]}, set())
 
     def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
-        """Draw as many tasks as ``of`` has, the next ones, or fewer where there are no more: none that is ``taken`` by
-        the iteration already, and none that rests."""
+        """Draw the next tasks, as many as ``of`` has or as there are; skip tasks that the iteration has already
+        (``taken``) and tasks that rest."""
         return self._draw(len(of), set(resting), set(taken))
 
     def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:
@@ -89,11 +89,11 @@ class TaskSampler:
             self._queue += self._shuffled(self._pass)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain data, with which a sampler of the same tasks continues exactly here."""
+        """Return the state as plain data; a sampler of the same tasks continues exactly from this state."""
         return {"seed": self._seed, "pass": self._pass, "queue": list(self._queue), "tasks": list(self._tasks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; raises ValueError if it is of other tasks or another seed."""
+        """Continue from a :meth:`state_dict`; raises ValueError if the state has other tasks or another seed."""
         if state.get("tasks") != self._tasks:
             raise ValueError("the sampler's state is of other tasks than the dataset and config now give")
         if state["seed"] != self._seed:
@@ -105,7 +105,7 @@ class TaskSampler:
 class UniformTaskSampler(TaskSampler):
     """Different tasks for each iteration, drawn uniformly from all, independent of earlier draws (LOOP, algorithm 1).
 
-    Of the paper's 24 scenarios with three tasks each, 40 tasks hold 22 in the mean.
+    In the paper, 40 tasks drawn from 24 scenarios with three tasks each cover 22 scenarios in the mean.
     """
 
     def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:

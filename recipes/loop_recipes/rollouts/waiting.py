@@ -31,11 +31,11 @@ class Waiting:
         self._shows = threading.Thread(target=self._show, name=f"waiting: {what}", daemon=True)
 
     def report(self, line: str) -> None:
-        """Take the line that names the obstacle now, or why the last try failed."""
+        """Set the line that names the present obstacle, or the reason why the last try failed."""
         self._detail = line
 
     def clear(self) -> None:
-        """Make room on a terminal for a line that stays; the wait's own comes back below it."""
+        """Clear the terminal's line for other output; the line of the wait appears again below."""
         if self._stream.isatty():
             self._stream.write(f"{self._to_first_row()}\x1b[J")
             self._stream.flush()

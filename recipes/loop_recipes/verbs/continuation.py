@@ -23,7 +23,7 @@ PATIENCE_S = 5.0
 
 
 def continue_rollout(log: Path, line: bytes, turn: int) -> str:
-    """Have the node that wrote ``log`` play one continuation of a rollout, by its newest policy version.
+    """Let the node that wrote ``log`` play one continuation of a rollout, with the node's newest policy version.
 
     Args:
         log: a file in the folder of the node's collections.
@@ -79,7 +79,7 @@ def continuation_state(log: Path) -> dict[str, Any]:
 
 
 def _client(log: Path) -> RolloutClient:
-    """Connect to the node that wrote ``log`` among its collections; raise CannotContinue where it does not run."""
+    """Connect to the node that wrote ``log``; raise CannotContinue if this node is not running."""
     root = log.parent.parent
     url = node_address(root)
     if url is None:

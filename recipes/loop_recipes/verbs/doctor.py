@@ -33,7 +33,7 @@ PAGE = "docs/troubleshooting.md"
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that is wrong: the symptom with its figure; its meaning or cure; and the section of the page."""
+    """A problem of a run: the symptom with its figure, the meaning or cure, and the section of the page."""
 
     symptom: str
     cure: str
@@ -143,7 +143,7 @@ def _rise(lines: Lines, key: str) -> tuple[float, float] | None:
 
 
 def _numbers(lines: Lines, key: str) -> list[float]:
-    """Return the numbers under a key; other values, which a file of others may hold, are left out."""
+    """Return the numbers under a key; skip values of other types, which a foreign file may hold."""
     values = [line.get(key) for line in lines]
     return [float(value) for value in values if isinstance(value, int | float) and abs(value) < LARGEST]  # NaN is not
 

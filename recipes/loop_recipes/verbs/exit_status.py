@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def exit_status(program: str, work: Callable[[], str], errors: tuple[type[Exception], ...]) -> int:
-    """Do ``work`` and print its result: 0. One of ``errors``, or Ctrl-C, becomes one line on stderr: 1."""
+    """Do ``work``, print its result, return 0. On one of ``errors`` or Ctrl-C, print a line on stderr, return 1."""
     try:
         print(work())
     except errors as error:

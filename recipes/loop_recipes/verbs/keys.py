@@ -35,14 +35,14 @@ _LISTED_ELSEWHERE = "policies[].endpoint"
 
 
 def key_lines(prefix: str = "", width: int = 100) -> list[str]:
-    """List the keys that begin with ``prefix``: for each recipe the keys that no recipe before it has. A component's
-    keys, which are in no schema, are listed as the config :data:`EXAMPLE` sets them.
+    """List the keys that begin with ``prefix``: for each recipe the keys that no earlier recipe has. Keys of components
+    are in no schema; they are listed as the config :data:`EXAMPLE` sets them.
 
     Args:
         width: columns of the sentences.
 
     Raises:
-        ConfigError: no key begins so.
+        ConfigError: no key begins with ``prefix``.
     """
     lines = component_lines(prefix, width)
     known: set[tuple[str, ...]] = set()

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def open_runs(paths: Sequence[Path], model: Path | None = None) -> RunData | RunFolder:
-    """Open a run, or several: the named ones, or those in a folder that is not itself a run.
+    """Open a run or several runs: the named ones, or all runs in a folder that is not a run.
 
     Raises:
         ValueError: the paths hold nothing to show.

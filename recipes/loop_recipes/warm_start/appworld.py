@@ -33,10 +33,10 @@ PROMPTS = Path(appworld_adapter.__file__).parent / "prompts"
 
 
 class AppWorldDemonstrator:
-    """Reference solutions of a practice world, which is generated where it is missing.
+    """Reference solutions of a practice world; a missing world is generated.
 
     Args:
-        environment: the section of a rollout node; ``root`` becomes the practice world's.
+        environment: the section of a rollout node; its ``root`` is replaced by the practice world's.
         world: the practice world.
     """
 
@@ -82,7 +82,7 @@ class AppWorldDemonstrator:
 def texts(demonstration: Demonstration) -> list[str]:
     """Return the texts to train the tokenizer on: every message, but no observation of an API's documentation.
 
-    The reminder of the task, which ends most observations, is in them once.
+    Most observations end with a reminder of the task; the texts have this reminder only once.
     """
     observations = [observation for action, observation in demonstration.steps if "apis.api_docs." not in action]
     once = [*observations[:1], *(observation.partition(REMINDER_HEAD)[0] for observation in observations[1:])]
@@ -94,7 +94,7 @@ def texts(demonstration: Demonstration) -> list[str]:
 
 
 def format_action(turn: Mapping[str, str]) -> str:
-    """Write a turn as the policy does: the thought, then one fenced block."""
+    """Write a turn in the policy's form: the thought, then one fenced block."""
     return f"{turn['thought']}\n```python\n{turn['code']}\n```"
 
 
@@ -130,7 +130,7 @@ def _instruction(root: Path, task_id: str) -> str:
 
 
 def _wording(root: Path, task_id: str) -> set[str]:
-    """Return the words that all tasks of the scenario share; the others are particulars."""
+    """Return the words that all tasks of the scenario share, without the particulars of one task."""
     scenario = task_id.rpartition("_")[0]
     tasks = (root / "data" / "tasks").glob(f"{scenario}_*")
     return set.intersection(*(set(_instruction(root, task.name).split()) for task in tasks))
@@ -139,7 +139,7 @@ def _wording(root: Path, task_id: str) -> set[str]:
 def draw_scripts(
     root: Path, tasks: Sequence[str], count: int, seed: int, flawed_share: float = 0.0, habits: Sequence[str] = ()
 ) -> list[Script]:
-    """Draw ``count`` scripts of ``tasks``, as :func:`~loop_recipes.warm_start.demonstrator.draw` does.
+    """Draw ``count`` scripts of ``tasks`` with :func:`~loop_recipes.warm_start.demonstrator.draw`.
 
     Raises:
         ConfigError: no task leaves room for a habit.
@@ -161,7 +161,7 @@ def draw_scripts(
 
 
 def _solution(root: Path, task_id: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Read the reference turns, made to quote the task, and its demonstration.json."""
+    """Read a task's reference turns, changed to quote the task, and the task's demonstration.json."""
     folder = root / "data" / "tasks" / task_id
     turns, demonstration = (
         json.loads((folder / "ground_truth" / f"{name}.json").read_text()) for name in ("turns", "demonstration")
@@ -229,10 +229,9 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
 
 
 def _shifted(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str, str]:
-    """Shift ``numbers`` with equally many digits by the same amount, onto none of ``taken`` that stays.
+    """Shift all ``numbers`` of the same length by the same amount; avoid the ``taken`` numbers that stay.
 
-    So ids that are neighbours stay neighbours, as a database hands them out: of 104 and 105 the first two digits do not
-    tell which it is.
+    So neighbouring ids stay neighbours, as in a database: the first two digits do not distinguish 104 from 105.
     """
     new: dict[str, str] = {}
     for length in sorted({len(number) for number in numbers}):
@@ -247,7 +246,7 @@ def _shifted(numbers: set[str], taken: set[str], rng: random.Random) -> dict[str
 
 
 def _words_of_values(actions: Sequence[str]) -> list[str]:
-    """Return the words of titles, labels and messages that the agent wrote, without those elsewhere in its actions."""
+    """Return the words of titles, labels and messages that the agent wrote, without words elsewhere in its actions."""
     values = sorted({value for action in actions for value in _WORDS.findall(action)}, key=len, reverse=True)
     rest = "\n".join(actions)
     for value in values:

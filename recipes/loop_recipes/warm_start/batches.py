@@ -40,7 +40,7 @@ def collate(examples: Sequence[Example], pad_id: int) -> Batch:
 
 
 def copy_stream(length: int, vocab_size: int, longest_segment: int, rng: random.Random) -> Example:
-    """Make random tokens, then pieces of them again; the mask covers a repeated piece from its second token on."""
+    """Make random tokens, then repeat pieces of them; the mask covers each repeated piece from its second token on."""
     source = [rng.randrange(vocab_size) for _ in range(length // 2)]
     token_ids, mask = list(source), [False] * len(source)
     while len(token_ids) < length:

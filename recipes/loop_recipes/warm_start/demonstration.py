@@ -27,7 +27,7 @@ from model_families.chat.format import ChatFormat
 class Demonstration:
     """A played script: the opening messages, then (action, observation) steps; the last observation is unused.
 
-    ``flaw`` is its deliberate flaw, None where the script is played as it should be.
+    ``flaw`` is the deliberate flaw in the script, None for a correct script.
     """
 
     task_id: str
@@ -47,7 +47,7 @@ class Demonstration:
         return cls(opening=opening, steps=tuple((action, answer) for action, answer in data.pop("steps")), **data)
 
     def rewritten(self, changed: Callable[[str], str]) -> Demonstration:
-        """Return the same conversation with every message ``changed``."""
+        """Return the same conversation with ``changed`` applied to every message."""
         return replace(
             self,
             opening=tuple(Message(message.role, changed(message.content)) for message in self.opening),
@@ -109,7 +109,7 @@ async def collect(pool: EnvironmentPool, scripts: Sequence[Script], at_once: int
 
 
 def save(demonstrations: Iterable[Demonstration], path: Path) -> None:
-    """Write one JSON object a line; the file appears only when it is whole."""
+    """Write one JSON object per line; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(f"{demonstration.to_json()}\n" for demonstration in demonstrations))
 
@@ -127,7 +127,7 @@ class Example:
 
 
 def render(demonstration: Demonstration, tokens: ChatFormat) -> Example:
-    """Encode by the rollout node's own chat format; the mask covers each action and its ``<|im_end|>``."""
+    """Encode with the rollout node's chat format; the mask covers each action and its ``<|im_end|>``."""
     token_ids, spans = tokens.scripted(demonstration.opening, demonstration.steps)
     mask = [False] * len(token_ids)
     for start, end in spans:

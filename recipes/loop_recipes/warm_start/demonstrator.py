@@ -37,16 +37,16 @@ class Demonstrator(Protocol):
     ) -> list[Script]:
         """Draw ``count`` scripts of the split's tasks, task after task in a shuffled order.
 
-        With ``habits`` all scripts have one of these flaws, and tasks without room for any are skipped; without, a
-        share of the scripts has any flaw. The flaw is drawn anew each time; a habit that is listed twice is drawn twice
-        as often.
+        With ``habits``, every script has one of these flaws; tasks without room for such a flaw are skipped. Without
+        ``habits``, a share of the scripts has a flaw of any kind. The flaw is drawn anew each time; a habit that is
+        listed twice is drawn twice as often.
 
         Raises:
             ConfigError: no task leaves room for a habit.
         """
 
     def renamed(self, demonstration: Demonstration, rng: random.Random) -> Demonstration:
-        """Rewrite the conversation about other things, so that values are copied and not memorised."""
+        """Rewrite the conversation with other values, so that the model copies values and does not memorise them."""
 
     def texts(self, demonstration: Demonstration) -> list[str]:
         """Return the texts of a demonstration to train the tokenizer on; by default all of them."""
@@ -64,10 +64,10 @@ def draw(
     flawed_share: float = 0.0,
     habits: Sequence[str] = (),
 ) -> Iterator[tuple[str, str | None]]:
-    """Draw (task, flaw) of ``count`` scripts, as :meth:`Demonstrator.scripts` describes.
+    """Draw (task, flaw) for ``count`` scripts by the rules of :meth:`Demonstrator.scripts`.
 
     Args:
-        possible: task -> the flaws for which it leaves room.
+        possible: task -> the flaws that are possible in the task.
 
     Raises:
         ConfigError: no task leaves room for a habit.

@@ -15,7 +15,7 @@ def demonstrator_of(config: WarmStartConfig) -> Demonstrator:
     """Return AppWorld's reference solutions, or an installed package's expert for the environment.
 
     Raises:
-        ConfigError: an environment without an expert, AppWorld without a practice world, or another with one.
+        ConfigError: the environment has no expert, or AppWorld has no practice world, or another environment has one.
     """
     environment, world = config.environment, config.practice_world
     if environment.name == "appworld":

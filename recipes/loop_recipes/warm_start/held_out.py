@@ -33,8 +33,8 @@ class HeldOut:
         loss: mean negative log-prob of the agent's tokens, in nats.
         values: chance to write the whole value, mean over the values of each keyword argument (``password``, ...).
         sampled: chance to write the whole episode at temperature 1, mean over the demonstrations of each group.
-        greedy: share of the demonstrations of each group that greedy decoding surely writes: every token is likelier
-            than all others together.
+        greedy: share of the demonstrations of each group that greedy decoding surely writes, because every token is
+            likelier than all other tokens together.
     """
 
     loss: float
@@ -47,7 +47,7 @@ class HeldOut:
 def measure(
     model: LogProbDecoder, demonstrations: Sequence[Demonstration], tokens: ChatFormat, groups: Mapping[str, str]
 ) -> HeldOut:
-    """Measure clean ``demonstrations``; ``groups`` maps a task to the name it is counted under."""
+    """Measure clean ``demonstrations``; ``groups`` maps each task to the group's name in the measurements."""
     total, count = 0.0, 0
     values, sampled, greedy = (defaultdict[str, list[float]](list) for _ in range(3))
     for one in demonstrations:

@@ -26,7 +26,7 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Member:
-    """One episode of a group. ``group_input`` holds the JSON data from which the episode's pool grades the group.
+    """An episode of a group. ``group_input`` holds the JSON data from which the episode's pool grades the group.
 
     Without ``group_input`` the episode is not graded in the group: its ``grade`` is final, as for a state that cannot
     be graded. Otherwise ``grade`` holds only a fault in the episode, the use of tools, and the program's figures.

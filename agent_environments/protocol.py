@@ -48,7 +48,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Broke:
-    """A fault in an environment itself, whatever its cause. A failure of the agent's own code is no such fault.
+    """A fault in an environment itself, whatever its cause. A failure of the agent's own code is not such a fault.
 
     ``where`` is "step", "grade", "reward NAME", or "node" for a fault of the node itself after a turn; ``what`` is
     the last line of the exception, with the user's own file and line.
@@ -86,7 +86,7 @@ class StepResult:
     executed code raised, ``empty_action`` that the action held no code. The observation ends with ``reminder``, which
     stays when the text is cut. ``broke`` is the environment's own fault during the action, if any. ``tools`` lists the
     tools that the action called. ``reward`` is the action's own reward, any finite number, if the environment gives
-    such rewards; it is no part of the grade.
+    such rewards; it is not part of the grade.
     """
 
     observation: str
@@ -101,7 +101,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Requirement:
-    """One test in a task's evaluation. ``no_op_pass`` says that an agent that does nothing passes the test."""
+    """A test in a task's evaluation. ``no_op_pass`` says that an agent that does nothing passes the test."""
 
     text: str
     passed: bool

@@ -86,7 +86,7 @@ class BranchOf:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sequence of a finished episode; most episodes have only one.
+    """A sequence of a finished episode; most episodes have only one.
 
     An agent that starts sub-agents, or whose history is rewritten, leaves an episode of several sequences. Each is a
     record of its own, with the episode's one return; ``episode_id``, which is the ``rollout_id`` of the first, joins

@@ -298,7 +298,7 @@ async def take_episode(request: web.Request) -> web.Response:
 
 
 def _whole_number(text: str) -> int | None:
-    """Return the text as a whole number of at least 0; None if the text is no such number."""
+    """Return the text as a whole number of at least 0; None if the text is another thing."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 

@@ -332,7 +332,7 @@ class RolloutStream:
 
 
 def _object(response: httpx.Response) -> dict[str, Any] | None:
-    """Return the JSON object in an answer; None if the answer is no JSON object, such as a proxy's page."""
+    """Return the JSON object in an answer; None if the answer is not one, such as a proxy's page."""
     try:
         answer = response.json()
     except (ValueError, RecursionError):

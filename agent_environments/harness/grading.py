@@ -19,7 +19,7 @@ GRADE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class EndedEpisode:
-    """What a grader gets of an ended episode: the task, the program's folder, the world, and the stated reward."""
+    """A grader's input after an episode: the task, the program's folder, the world, and the stated reward."""
 
     task_id: str
     folder: Path

@@ -49,7 +49,7 @@ class ToolModule:
 
     @property
     def moves(self) -> str:
-        """One line that lists an agent's possible actions."""
+        """A line that lists an agent's possible actions."""
         ends_by_tool = any(tool.terminal for tool in self.tools.values())
         text = f"answered by {self.reply.name}" if self.reply else "a mistake" if ends_by_tool else "the answer"
         calls = f"calls of {', '.join(self.tools)}; a turn without one is " if self.tools else "its text is "

@@ -28,7 +28,7 @@ class ChannelGarbage(Exception):
 
 
 class Channel:
-    """One end of a two-way connection that carries JSON objects, one object per line."""
+    """An end of a two-way connection that carries JSON objects, one object per line."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

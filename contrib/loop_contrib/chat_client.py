@@ -83,7 +83,7 @@ class Completion:
 
 
 class _RetryableError(Exception):
-    """A failure worth another try. ``odd``: the answer was no completion; ``silent``: there was no answer in time."""
+    """A failure worth another try. ``odd``: the answer was not a completion; ``silent``: there was no answer in time."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class AddressClient(Generic[Answer]):
     Args:
         session: HTTP session with the authorization and the timeout of a request.
         address: the full URL.
-        read: makes the answer from decoded JSON and the seconds that the request took; None if the JSON is no answer.
+        read: makes the answer from decoded JSON and the seconds that the request took; None if it is not an answer.
 
     Attributes:
         completions: number of answers received so far.

@@ -44,7 +44,7 @@ def turns_of(rollout: Rollout) -> list[TurnIds]:
 
 @dataclass(frozen=True)
 class TurnPair:
-    """One turn as two rollouts sampled it; ``turn`` is its number in the episode, from 0.
+    """A turn as two rollouts sampled it; ``turn`` is its number in the episode, from 0.
 
     ``chosen_value`` is the mean return of the ``chosen_visits`` rollouts that took the chosen turn;
     ``rejected_value`` and ``rejected_visits`` are the same for the rejected turn.

@@ -231,5 +231,5 @@ def rendered_call(name: object, arguments: object, raw: str) -> str:
 
 
 def unread_call(text: str) -> str:
-    """Return text that is no valid call in a form that makes environments report it as unreadable."""
+    """Return text that is not a valid call in a form that makes environments report it as unreadable."""
     return f"{CALL_OPENS}\n{text}\n{CALL_CLOSES}"

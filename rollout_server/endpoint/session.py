@@ -269,7 +269,7 @@ class Session:
         return next((rule for rule in self._side_calls if rule.hold(asked.model, system, tools)), None)
 
     async def _answer_aside(self, asked: Asked, rule: SideCalls, prompt: PromptTokens) -> Answer:
-        """Answer a side call: it is no turn and not trained on, and its failure does not end the attempt."""
+        """Answer a side call: it is not a turn and not trained on, and its failure does not end the attempt."""
         numbers = range(self._side_begun, self._side_begun + asked.choices)
         if numbers.stop > SIDE_CALLS_PER_TURN * self._limits.max_turns:
             raise ApiError(400, "too_many_side_calls", f"the episode has had {self._side_begun} calls aside")

@@ -39,7 +39,7 @@ def code_of(answer: str) -> str:
 
 
 class ColBenchEnvironment:
-    """One episode: a conversation between the agent and the human."""
+    """An episode: a conversation between the agent and the human."""
 
     def __init__(self, pool: ColBenchPool) -> None:
         self._pool = pool

@@ -34,7 +34,7 @@ class ColBenchTask:
 
     @classmethod
     def from_json(cls, task_id: str, data: Mapping[str, Any]) -> ColBenchTask:
-        """Read a task from the JSON object of a line. Raises KeyError, TypeError or ValueError if it is no task."""
+        """Read a task from the JSON object of a line. Raises KeyError, TypeError or ValueError if it is not a task."""
         tests = data["test_cases"]
         calls = tuple(tests.values() if isinstance(tests, Mapping) else tests)
         texts = (data["problem_description"], data["ground_truth"], *calls)

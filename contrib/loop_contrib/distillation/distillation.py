@@ -199,7 +199,7 @@ class _TeacherRequest:
 
 
 def _prompt_logprobs(data: Any, seconds: float) -> list[Any] | None:
-    """Return the log-prob of each token of a completion that echoes its prompt; None if ``data`` is no completion."""
+    """Return the log-prob of each token of a completion that echoes its prompt; None if ``data`` is not one."""
     match data:
         case {"choices": [{"logprobs": {"token_logprobs": list(logprobs)}}]}:
             return logprobs

@@ -32,7 +32,7 @@ _MARKED = re.compile(r"^[ \t]*action:[ \t]*(.*)$", re.IGNORECASE | re.MULTILINE)
 
 @dataclass(frozen=True)
 class WorldKind:
-    """What the worker program of a kind of world needs.
+    """The needs of the worker program of a kind of world.
 
     Args:
         name: the dataset's name, printed with every score.

@@ -255,7 +255,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
 
 
 def _best_of_evaluation(folder: Path, key: str) -> tuple[Path, str]:
-    """Return an evaluation's best adapter and how it won; (the folder itself, "") if it is no evaluation."""
+    """Return an evaluation's best adapter and how it won; (the folder itself, "") if it is not one."""
     if not (folder / "report.json").is_file():
         return folder, ""
     try:

@@ -34,7 +34,7 @@ AGENT_ERRORS = ("HarnessError", "ProviderError")
 
 
 class Taskset:
-    """One split of a taskset.
+    """A split of a taskset.
 
     Args:
         env: the package's own config of an environment.

@@ -77,7 +77,7 @@ def place(ahead: int, right: int) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """What the agent sees.
+    """The view of the agent.
 
     Attributes:
         objects: (words, cells ahead, cells to the right; negative is left) of each object, nearest rows first.

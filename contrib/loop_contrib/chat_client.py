@@ -83,7 +83,7 @@ class Completion:
 
 
 class _RetryableError(Exception):
-    """A failure worth another try. ``odd``: the answer was not a completion; ``silent``: there was no answer in time."""
+    """A failure worth another try. ``odd``: the answer was not a completion; ``silent``: no answer came in time."""
 
     def __init__(
         self,

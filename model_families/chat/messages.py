@@ -80,7 +80,7 @@ def results_by_call(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def spoken_message(text: str, with_tools: bool, reasoning: str = "") -> ChatMessage:
-    """Return the message of an assistant's text, with its calls split off. If any block is not a call, all stays text."""
+    """Return the message of an assistant's text, with its calls split off. If a block is not a call, all stays text."""
     calls = parse_tool_calls(text) if with_tools else []
     sound = tuple(call for call in calls if isinstance(call, ToolCall))
     if not calls or any(isinstance(call, BadCall) for call in calls):

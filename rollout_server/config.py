@@ -277,7 +277,7 @@ def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
 
 
 class FromEnvironment(str):
-    """A config text with the names of environment variables; it replaces a text with their values."""
+    """A text of the config in which names of environment variables stand in place of their values."""
 
 
 _read: dict[str, str] = {}

@@ -93,8 +93,8 @@ def is_our_run(command: list[str]) -> bool:
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Serve as ``sys.excepthook``: print one line for a Ctrl-C while libraries are imported, and for one that torchrun
-    passes on to its ranks, by its ``SignalException``."""
+    """Serve as ``sys.excepthook``: print one line in place of a traceback if Ctrl-C comes while libraries are imported,
+    or if torchrun raises ``SignalException`` because it passes a Ctrl-C on to its ranks."""
     if issubclass(kind, KeyboardInterrupt) or kind.__name__ == "SignalException":
         print("tune run: stopped", file=sys.stderr)
     else:

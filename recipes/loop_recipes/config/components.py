@@ -67,8 +67,8 @@ def _name_cure(name: str) -> str:
 def check_component(
     path: str, component: Mapping[str, Any], positional: int = 0, provided: Iterable[str] = (), kind: type = object
 ) -> Callable[..., Any]:
-    """Import and return the class or function of ``component``, and check that it takes the keys. The component is in
-    the user's own config, or :func:`~loop_recipes.config.stored.check_stored` has accepted it.
+    """Import and return the class or function of ``component``, and check that it takes the keys. Call this for a
+    component of the user's own config, or for one that :func:`~loop_recipes.config.stored.check_stored` has accepted.
 
     Args:
         path: key of the node, for messages.

@@ -82,11 +82,11 @@ def save_training_state(root: Path, iteration: int, training: TrainingState) -> 
 
 
 def load_latest(root: Path, further: Collection[str] = ()) -> TrainingState | None:
-    """Return the newest checkpoint under ``root``; None if the run was requeued before its first, to start anew.
+    """Return the newest checkpoint under ``root``; None if a requeued run has none yet and starts anew.
 
     Raises:
-        ConfigError: see :func:`load_training_state`; or the checkpoint has other names of weights trained beside the
-            policy's than ``further``.
+        ConfigError: see :func:`load_training_state`; or the weights that were trained beside the policy have other
+            names than ``further``.
     """
     folder = latest_checkpoint(root)
     if folder is None:

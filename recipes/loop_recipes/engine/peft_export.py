@@ -130,7 +130,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], int, float]:
 
 
 def load_adapter(folder: Path, model: AnyDecoder) -> dict[str, Tensor]:
-    """Read a PEFT adapter as full CPU tensors, with which ``model`` computes the same as a server of the adapter.
+    """Read a PEFT adapter as full CPU tensors. With them ``model`` computes what a server with the adapter computes.
 
     Raises:
         ConfigError: the adapter is missing, or does not fit the model's LoRA layers; names the first difference.

@@ -27,7 +27,7 @@ memory plan leaves out. At 7B, 8 of them take a sixth of the memory of the layer
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of all pieces, one piece after the other: their numbers, places in the row [k], and borders."""
+    """The attention keys of all pieces, one piece after the other: counts, places of the k keys in the row, borders."""
 
     lengths: tuple[int, ...]
     places: Tensor = field(compare=False, repr=False)

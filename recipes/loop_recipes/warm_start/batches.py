@@ -70,7 +70,7 @@ def demonstration_batches(
     renamed: Callable[[Demonstration, random.Random], Demonstration],
     seed: object,
 ) -> Iterator[Batch]:
-    """Yield ``steps`` batches; rows of similar length share about ``tokens_per_step``.
+    """Yield ``steps`` batches. A batch has rows of similar length, about ``tokens_per_step`` tokens in all.
 
     A demonstration is ``renamed`` each time it is used. ``habit_share`` of the rows are ``habitual`` demonstrations,
     the others ``usual`` ones.

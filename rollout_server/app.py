@@ -95,13 +95,13 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         return await handler(request)
     except RequestError as error:
-        return _refusal(error.status, error)
+        return _refusal(error.status, error, request.app[NODE])
     except (ConfigError, AdapterError, BadBody) as error:
         return refusal(400, error)
     except UnknownPolicy as error:
         return refusal(404, error)
     except (ServerUnavailable, ServerAwake, StillInUse) as error:
-        return _refusal(503, error)
+        return _refusal(503, error, request.app[NODE])
     except TimeoutError:
         return refusal(408, "the request's body did not arrive in time")
     except ConnectionError:  # the client is gone; there is nobody to answer
@@ -111,9 +111,15 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return refusal(507, f"the node's disk or network failed: {error.strerror or type(error).__name__}")
 
 
-def _refusal(status: int, error: object) -> web.Response:
-    """Return the response that refuses a request; ``moved`` tells a client that retries whether the node progresses."""
-    return refusal(status, error, **({"moved": moving.signs()} if status in (429, 503) else {}))
+def _refusal(status: int, error: object, node: Node) -> web.Response:
+    """Return the response that refuses a request; ``moved`` tells a client that retries whether the node progresses:
+    servers and the environment's processes while it is not ready (503), episodes while it is full (429)."""
+    if status == 503:
+        return refusal(status, error, moved=moving.signs())
+    if status == 429:
+        now = node.status()
+        return refusal(status, error, moved=[now[key] for key in ("open_collections", "running", "waiting")])
+    return refusal(status, error)
 
 
 def _no_endpoint(request: web.Request) -> web.Response:

@@ -162,11 +162,10 @@ async def _until_stopped(node: Node) -> None:
         await asyncio.wait([stopping], timeout=FAREWELL_S)
         raise
     finally:
-        for task in (starting, stopping, failing):
+        tasks = (starting, stopping, failing)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(
-            starting, stopping, failing, return_exceptions=True
-        )  # the error of a failed start is on its way up already
+        await asyncio.gather(*tasks, return_exceptions=True)  # the error of a failed start is on its way up already
         await node.stop()
 
 

@@ -28,6 +28,8 @@ from loop_plumbing import running_time
 from loop_plumbing.retries import TRANSIENT, asked_to_wait
 
 RETRY_PAUSE_S = 1.0
+FULL_S = 7200.0
+"""Seconds for which a node may be full (429) without an episode beginning or ending on it."""
 STREAM_TIMEOUT_S = 60.0
 UPLOAD_TIMEOUT_S = 1800.0
 TURN_TIMEOUT_S = 1800.0
@@ -43,7 +45,7 @@ class RolloutNodeError(RuntimeError):
     differs between one 503 or 429 and the next.
     """
 
-    def __init__(self, status: int, message: str, retry_after: str | None = None, moved: int | None = None):
+    def __init__(self, status: int, message: str, retry_after: str | None = None, moved: object = None):
         super().__init__(message)
         self.status, self.retry_after, self.moved = status, retry_after, moved
 
@@ -217,7 +219,7 @@ class RolloutClient:
     def _call(self, method: str, path: str, **content: Any) -> dict[str, Any]:
         """Send a request, retry while the node is away or full, and return the decoded answer. ``content`` is as in
         httpx.request."""
-        patience = self.patience()
+        patience, while_full = self.patience(), self.patience(FULL_S if self._reconnect_s else 0.0)
         while True:
             try:
                 response = self._http.request(method, path, **content)
@@ -229,7 +231,7 @@ class RolloutClient:
             refusal = self._refusal(response)
             if refusal.status not in TRANSIENT:
                 raise refusal
-            patience(refusal)
+            (while_full if refusal.status == 429 else patience)(refusal)
 
     def _decoded(self, response: httpx.Response) -> dict[str, Any]:
         answer = _object(response)

@@ -29,7 +29,6 @@ from loop_formats.branch import BranchStart
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, failures_warning
 from loop_formats.rollout import BRANCH_DIFFERS, Failure, Rollout
 from loop_formats.run_files import held_path, log_path, meta_path
-from loop_plumbing import moving
 from loop_plumbing.breakage import MAX_ERROR_CHARACTERS, error_line
 from loop_plumbing.sanitize import sanitize
 from rollout_server.collecting.attempt import Attempt, regraded
@@ -317,7 +316,6 @@ class CollectionRun:
 
     def _leave(self, key: EpisodeKey) -> None:
         """Remove an episode whose asyncio task is over, for any reason, and make room for another."""
-        moving.give_sign()
         del self._running[key]
         self._settle()
         self.on_change()

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent_environments.counter import CounterPool
 from agent_environments.description import description_of
 from loop_formats.collection_request import Progress
+from loop_plumbing import moving
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.policies import store
@@ -61,6 +62,18 @@ async def test_a_node_without_an_endpoint_names_the_key(policy, tmp_path):
                     " for agents of your own start the node with endpoint=true",
                 )
         assert len((await local.collect(counter_request()))[0]) == 12
+
+
+async def test_a_full_node_tells_the_movement_of_its_episodes_alone(running, monkeypatch):
+    monkeypatch.setattr("rollout_server.node.MAX_OPEN_COLLECTIONS", 1)
+    running.vllm.mode = "hang"
+    await running.call(running.client.start_collection, counter_request())
+    wanted = json.dumps(counter_request("c2").to_dict()).encode()
+    for _ in range(2):
+        status, report = await asyncio.to_thread(ask, running.url, "POST", "/v1/collections", wanted)
+        now = running.node.status()
+        assert (status, report["moved"]) == (429, [1, now["running"], now["waiting"]])
+        moving.give_sign()  # as a server that starts does; no episode is nearer to its end for it
 
 
 async def test_the_environment_describes_itself(running):

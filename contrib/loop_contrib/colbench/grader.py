@@ -87,14 +87,12 @@ class CodeGrader:
         self._minimum = minimum
         self._expected: dict[str, list[Outcome]] = {}
         self.level = ""
-        config = {"memory_mb": limits.memory_mb, "cpu_s": limits.call_cpu_s}
-        name, command = f"grader ({python})", (python, "-I", str(PROGRAM))
-        variables = scrubbed_environment(**VARIABLES)
-        self._server = ForkServer(name, command, config, EnvironmentCrashed, variables, longest_answer=MAX_OUTPUT)
+        self._python = python
+        self._servers: dict[tuple[str, ...], ForkServer] = {}
 
     async def open(self) -> None:
         """Start. Raises PermissionError if the sandbox is too weak, EnvironmentCrashed if the interpreter fails."""
-        self.level = (await self._server.start())["level"]
+        self.level = (await self._server(()).start())["level"]
         if LEVELS.index(self.level) < LEVELS.index(self._minimum):
             raise PermissionError(
                 f"the strongest sandbox that works here is {self.level!r}, below sandbox_minimum {self._minimum!r}: "
@@ -102,8 +100,21 @@ class CodeGrader:
             )
 
     async def close(self) -> None:
-        """End the interpreter."""
-        await self._server.close()
+        """End the interpreters."""
+        for server in self._servers.values():
+            await server.close()
+
+    def _server(self, packages: Sequence[str]) -> ForkServer:
+        """Return the server that has imported what these modules belong to: a process that did so for each call would
+        take most of a grade's time."""
+        imported = tuple(sorted({package.partition(".")[0] for package in packages}))
+        if imported not in self._servers:
+            config = {"memory_mb": self._limits.memory_mb, "cpu_s": self._limits.call_cpu_s, "packages": imported}
+            name, command = f"grader ({self._python})", (self._python, "-I", str(PROGRAM))
+            variables = scrubbed_environment(**VARIABLES)
+            server = ForkServer(name, command, config, EnvironmentCrashed, variables, longest_answer=MAX_OUTPUT)
+            self._servers[imported] = server
+        return self._servers[imported]
 
     async def passed(self, task: ColBenchTask, code: str) -> list[bool]:
         """Return for each of the task's calls whether ``code`` gives the same result as the reference.
@@ -136,7 +147,7 @@ class CodeGrader:
         outcomes: list[Outcome] = []
         try:
             for _ in calls:
-                processes.append(await self._server.fork())
+                processes.append(await self._server(packages).fork())
                 with raised_as(EnvironmentCrashed, "the grader's process is not sealed: ", ProcessEnded):
                     answer = await processes[-1].exchange_while_it_moves({"packages": packages})
                 if "failed" in answer:

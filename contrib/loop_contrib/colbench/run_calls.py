@@ -2,10 +2,11 @@
 
     python -I run_calls.py SOCKET
 
-Runs by path under the answers' interpreter. The first line of standard input is a JSON object with ``memory_mb`` and
-``cpu_s``, the processor time of a call. It is ready with ``level``, the strongest level of the sandbox that holds here.
+Runs by path under the answers' interpreter. The first line of standard input is a JSON object with ``memory_mb``,
+``cpu_s``, the processor time of a call, and ``packages``, which all processes inherit. It is ready with ``level``, the
+strongest level of the sandbox that holds here.
 
-A process first gets the packages that the reference imports, as most could not be loaded any more by a process that is
+A process first gets the modules that the reference imports, as most could not be loaded any more by a process that is
 sealed. It seals itself, and answers ``{"sealed": true}``, or says why not: ``{"failed": ...}``. Only then does it get
 ``{"code": ..., "call": ...}``, so code that runs for one call can learn nothing of the others. It answers
 ``{"value": ...}`` in the form of :func:`portable`, or ``{"raised": name}``.
@@ -84,18 +85,21 @@ def _too_long(number: int, frame: Any) -> None:
     raise CallTooLong
 
 
-def seal(packages: Sequence[str], level: str, settings: Mapping[str, Any]) -> str:
-    """Import the modules that the reference needs, then seal this process. Return why sealing failed, or ""."""
+def load(packages: Sequence[str]) -> None:
+    """Import the packages that are installed. Raises RuntimeError if one starts a thread, which would not be sealed."""
     for package in packages:
         with contextlib.suppress(Exception):  # it is not installed: the call that needs it fails
             importlib.import_module(package)
-    if len(os.listdir("/proc/self/task")) > 1:  # only the thread that asks for it is sealed
-        return f"one of {', '.join(packages)} starts a thread"
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError(f"one of {', '.join(packages)} starts a thread")
+
+
+def seal(level: str, settings: Mapping[str, Any]) -> None:
+    """Seal this process."""
     most_s = math.ceil(settings["cpu_s"]) + 1  # for code that will not be stopped by the timer
     resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
     signal.signal(signal.SIGPROF, _too_long)
     sandbox.confine({"level": level, "memory_mb": settings["memory_mb"]})
-    return ""
 
 
 def main() -> None:
@@ -106,8 +110,12 @@ def main() -> None:
         sandbox.silence((0, 1, 2))
         with os.fdopen(connection.detach(), "rb") as requests:
             sandbox.close_descriptors_except({0, 1, 2, requests.fileno()})
-            failed = seal(json.loads(requests.readline())["packages"], level, settings)
-            write(requests.fileno(), json.dumps({"failed": failed} if failed else {"sealed": True}))
+            try:
+                load(json.loads(requests.readline())["packages"])
+            except RuntimeError as error:
+                return write(requests.fileno(), json.dumps({"failed": str(error)}))
+            seal(level, settings)
+            write(requests.fileno(), json.dumps({"sealed": True}))
             asked = json.loads(requests.readline())
             write(requests.fileno(), outcome(asked["code"], asked["call"], settings["cpu_s"]))
 
@@ -117,6 +125,7 @@ def main() -> None:
             rest = rest[os.write(descriptor, rest) :]
 
     def prepare() -> fork_server.Prepared:
+        load(settings["packages"])
         opened_files.install()
         return fork_server.Prepared(play, {"level": level})
 

@@ -26,9 +26,6 @@ logger = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, str]]
 Counts = Mapping[str, int]
 
-_NUMBERED = r"(.+)_\d+"
-"""``group_pattern`` in the folders of earlier versions, for ``numbered``."""
-
 
 @dataclass(frozen=True)
 class BehaviorFigure:
@@ -136,7 +133,6 @@ class Description:
             members = values.get("environments")
             if members is not None:
                 values["environments"] = {name: cls.from_dict(member) for name, member in members.items()}
-            values.setdefault("numbered", data.get("group_pattern") == _NUMBERED)
             return cls(**{**values, "behavior": tuple(values.get("behavior", ()))})
 
     @property

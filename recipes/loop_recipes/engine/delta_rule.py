@@ -3,7 +3,7 @@
 transformers' reference takes chunk by chunk out of the whole row by an index, and the gradient of each index is as
 large as the row. Called for a few chunks at a time, each call from the state that the one before ends with, it computes
 the same. Its kernel (flash-linear-attention) is chosen where transformers is imported, for every device; here the
-tensors' device decides; it takes the documents' bounds, so that a packed row goes through a mixer in one call.
+tensors' device decides. Where the kernel takes the documents' bounds, a packed row goes through a mixer in one call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def takes_segments(mixer: nn.Module) -> None:
 def takes_bounds(mixer: nn.Module, x: Tensor) -> bool:
     """Return whether the mixer computes each document of the :data:`whole_row` ``x`` by itself."""
     functions = (getattr(sys.modules[type(mixer).__module__], name, None) for name in _REPLACEMENTS)
-    return on_cuda(x) and kernel() is not None and all(hasattr(function, "reference") for function in functions)
+    if not (on_cuda(x) and all(hasattr(function, "reference") for function in functions)):
+        return False
+    rule = kernel()
+    return rule is not None and "cu_seqlens" in inspect.signature(rule).parameters
 
 
 def by_document(chosen: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -162,6 +162,14 @@ def test_one_ratio_per_rollout_refuses_episodes_of_several_sequences(level):
         ClippedPolicyLoss(level=level)(batch.old_logprobs, batch)
 
 
+def test_on_policy_all_levels_have_the_value_of_minus_the_advantage():
+    batch, _ = random_batch([9, 17, 12], 3, 0.0)
+    for level in ("token", "turn", "trajectory", "geometric"):
+        output = ClippedPolicyLoss(level=level)(batch.old_logprobs, batch)
+        torch.testing.assert_close(output.per_rollout_loss, -batch.advantages)
+        assert not output.clipped.any()
+
+
 def test_on_policy_token_gradient_is_reinforce():
     batch, logprobs = random_batch([9, 17, 12], 5, 0.0)
     (clipped,) = torch.autograd.grad(ClippedPolicyLoss()(logprobs, batch).per_rollout_loss.sum(), logprobs)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from loop_appworld import LoopAppWorldRecipe
@@ -21,6 +23,7 @@ from loop_recipes.algorithm.policy_update import NonFiniteLoss
 from loop_recipes.algorithm.scoring import Scorer
 from loop_recipes.engine.checkpoint import load_training_state
 from loop_recipes.engine.model import DTYPES
+from loop_recipes.engine.sharding import clip_grad_norm
 from support.small_runs import in_sequences, replay_config, set_up, train
 
 CRITIC = "credit.critic._component_=loop_recipes.algorithm.critic.Critic"
@@ -330,6 +333,30 @@ def test_the_value_loss_is_a_mean_whatever_the_losses_are_divided_by(tmp_path):
     assert [way["value_loss"] for way in ways[1:]] == pytest.approx([ways[0]["value_loss"]] * 2)
 
 
+def test_a_rollout_can_be_learned_from_up_to_a_length(tmp_path):
+    """The metrics are those of the whole rollouts, but no more than the first 30 tokens go through the model."""
+    config = replay_config(tmp_path, iterations=1)
+    (line,) = run(config, "update.max_tokens_per_rollout=30", "update.token_statistics=True")
+    assert line["tokens_max"] > 30
+    rollouts = [json.loads(text) for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines()]
+    sampled = {rollout["rollout_id"]: sum(rollout["mask"][:30]) for rollout in rollouts}
+    trained = (tmp_path / "run/token_statistics/made-up-i0001.jsonl").read_text().splitlines()
+    for record in map(json.loads, trained):
+        assert len(record["ratios"]) == sampled[record["rollout_id"]]
+
+
+def test_a_rollout_without_a_sampled_token_so_early_is_left_out_and_counted(tmp_path):
+    config = replay_config(tmp_path, iterations=1)
+    rollouts = [json.loads(text) for text in (tmp_path / "logs/made-up-i0001.jsonl").read_text().splitlines()]
+    begins = sorted(rollout["mask"].index(1) for rollout in rollouts)
+    length = begins[0] + 1
+    left_out = sum(begin >= length for begin in begins)
+    assert 0 < left_out < len(rollouts)
+    (line,) = run(config, f"update.max_tokens_per_rollout={length}", "update.min_abs_advantage=0.0")
+    assert (line["rollouts"], line["left_out_rollouts"]) == (len(rollouts), left_out)
+    assert line["steps"] > 0
+
+
 def test_reinforce_plus_plus_trains_on_returns_to_go_of_the_learners_own_log_probs(tmp_path, monkeypatch):
     """Against float64 log-probs of the exported policies and of the base model, in the second iteration."""
     seen = {}
@@ -381,6 +408,23 @@ def logprobs_by_hand(model, rollout):
     with torch.no_grad():
         logprobs = model(token_ids).logits[0, :-1].log_softmax(-1)
     return logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)[torch.tensor(rollout["mask"][1:])]
+
+
+@pytest.mark.parametrize("size", [0.01, 10.0])
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_the_authors_divisor_and_clip_are_ours_with_a_limit_larger_by_the_root_of_the_ranks(ranks, size):
+    """They divide each rank's sum by 32, FSDP averages over the ranks, and the norm that they compare with 0.1 adds up
+    the squares of the whole gradient's norm over the ranks. Ours is larger by the number of ranks: AdamW undoes it."""
+    generator = torch.Generator().manual_seed(ranks)
+    sums = [torch.randn(7, generator=generator, dtype=torch.float64) * size for _ in range(ranks)]
+    theirs = sum(each / 32 for each in sums) / ranks
+    compared = math.sqrt(ranks * theirs.square().sum().item())
+    theirs = theirs * min(1.0, 0.1 / compared)
+
+    parameter = nn.Parameter(torch.zeros(7, dtype=torch.float64))
+    parameter.grad = sum(sums) / 32
+    clip_grad_norm([parameter], 0.1 * math.sqrt(ranks))
+    torch.testing.assert_close(parameter.grad / ranks, theirs, rtol=1e-4, atol=1e-9)
 
 
 @pytest.fixture

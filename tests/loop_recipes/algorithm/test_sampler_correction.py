@@ -1,5 +1,6 @@
-"""Weights for the gap between sampler and learner against plain float64."""
+"""Weights for the gap between sampler and learner: against plain float64, and on a sampler that is really off."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -166,6 +167,83 @@ def test_the_metrics_are_the_mean_weight_and_the_share_that_was_cut():
     plain = RatioStatistics()
     plain.add(ClippedPolicyLoss()(batch.old_logprobs, batch))
     assert plain.summary().keys() == summary.keys() - {"correction_cut", "correction_weight"}
+
+
+class Simulated:
+    """Two tokens of a one-parameter policy ``p(a) ~ exp(theta a)`` over eight; the sampler's is another temperature,
+    some steps old, and noisy as a coarse float is on a rare token (Student's t with two degrees of freedom). Every
+    pair of tokens is in the batch, weighed by how often the sampler draws it, so that gradients are expectations."""
+
+    values = torch.arange(8) - 3.5
+    optimum = 0.474
+    """Of theta: where the mean return under the policy itself is highest."""
+
+    def __init__(self, temperature=1.0, stale_by=0, noise=0.0):
+        self.temperature, self.stale_by, self.noise = temperature, stale_by, noise
+        self.pairs = torch.tensor(list(itertools.product(range(8), repeat=2)))
+        self.returns = -((self.values[self.pairs].mean(1) - 1.5) ** 2)
+        [sample] = make_samples([3])
+        sample = replace(
+            sample,
+            mask=torch.tensor([False, True, True]),
+            turn_ids=torch.tensor([-1, 0, 0]),
+            sampler_logprobs=torch.zeros(2),
+            old_logprobs=torch.zeros(2),
+            episode_tokens=2,
+            episode_turns=1,
+        )
+        self.batch = collate_step([replace(sample, rollout_id=str(n)) for n in range(64)], 0, packed=True)
+
+    def logprobs(self, theta):
+        return (theta * self.values).log_softmax(0)
+
+    def trained(self, correction, steps=200):
+        """Theta after so many steps."""
+        theta, past = torch.zeros((), requires_grad=True), [torch.zeros(())]
+        optimizer = torch.optim.SGD([theta], lr=0.05)
+        loss = ClippedPolicyLoss(sampler_correction=correction)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(steps):
+            normal, chi = torch.randn(8, generator=generator), torch.randn(2, 8, generator=generator).square().mean(0)
+            served = self.logprobs(past[max(0, len(past) - 1 - self.stale_by)]) / self.temperature
+            sampler = (served + self.noise * normal / chi.sqrt().clamp(min=0.05)).log_softmax(0)
+            often = sampler[self.pairs].sum(1).exp()
+            advantages = 64 * often * (self.returns - (often * self.returns).sum())
+            now = self.logprobs(theta)
+            batch = replace(
+                self.batch,
+                advantages=advantages,
+                old_logprobs=now.detach()[self.pairs].flatten(),
+                sampler_logprobs=sampler[self.pairs].flatten(),
+            )
+            optimizer.zero_grad()
+            loss(now[self.pairs].flatten(), batch).per_rollout_loss.mean().backward()
+            optimizer.step()
+            past.append(theta.detach().clone())
+        return theta.item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "gap",
+    [{"temperature": 1.5}, {"stale_by": 5}, {"noise": 0.3}, {"temperature": 1.5, "stale_by": 3, "noise": 0.1}],
+    ids=lambda gap: "+".join(gap),
+)
+def test_on_a_sampler_that_is_off_the_plain_update_drifts_and_the_corrected_one_does_not(gap):
+    """The plain update makes the sampler's return as good as it gets, not the policy's; weights of tokens take away
+    part of that, weights of sequences all of it."""
+    simulated = Simulated(**gap)
+    corrections = (None, TruncatedWeights(cap=5.0), TruncatedWeights("sequence", cap=5.0))
+    plain, token, sequence = (abs(simulated.trained(each) - Simulated.optimum) for each in corrections)
+    assert plain > 0.08
+    assert token < 0.7 * plain
+    assert sequence < 0.01
+
+
+@pytest.mark.slow
+def test_without_a_gap_no_correction_changes_where_training_ends():
+    ends = [Simulated().trained(each) for each in (None, *(CORRECTIONS[name] for name in ("truncated", "mask", "tv")))]
+    assert ends == pytest.approx([Simulated.optimum] * 4, abs=0.002)
 
 
 def test_a_config_names_the_correction_within_its_loss():

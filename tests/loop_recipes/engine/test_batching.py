@@ -14,6 +14,8 @@ from loop_recipes.engine.samples import credited
 from loop_recipes.engine.sequence_parallel import RowPart
 from support.learner_cases import VOCAB, adapter_gradient, make_samples, tiny_decoder
 
+many_lengths = st.lists(st.integers(4, 60), min_size=1, max_size=14)
+
 
 @pytest.mark.parametrize("packed", [False, True])
 @given(lengths=st.lists(st.integers(4, 40), min_size=1, max_size=6), seed=st.integers(0, 2**20))
@@ -51,6 +53,18 @@ def test_each_part_of_a_row_points_at_its_own_tokens_and_all_parts_at_all(ranks)
         assert 0 < len(part.own) < len(part.targets)
         owned += part.own.tolist()
     assert sorted(owned) == list(range(len(before)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+@given(lengths=many_lengths, world_size=st.integers(1, 8), budget=st.integers(10, 150))
+@settings(max_examples=60)
+def test_every_rank_makes_the_same_number_of_calls_and_no_rollout_is_lost(packed, lengths, world_size, budget):
+    samples = make_samples(lengths)
+    batches = [micro_batches(samples, BatchLayout(budget, packed, world_size, rank)) for rank in range(world_size)]
+    assert len({len(rank) for rank in batches}) == 1
+    ids = [rollout for rank in batches for batch in rank for rollout in batch.rollout_ids]
+    assert sorted(ids) == sorted(sample.rollout_id for sample in samples)
 
 
 def loss_and_gradient(model, batches):
@@ -114,6 +128,28 @@ def test_padding_is_never_seen():
     with torch.no_grad():
         results = [model(**collate(samples, pad, packed=False).inputs()).logprobs for pad in (0, 55)]
     assert torch.equal(*results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_changed_observation_token_only_reaches_its_successors(packed):
+    """No loss term is its own; sampled tokens before it keep their log-prob, those after it see another context."""
+    model = tiny_decoder()
+    samples = make_samples([40, 25])
+    sampled = samples[0].mask.nonzero().flatten()
+    observation = next(i for i in range(10, 40) if not samples[0].mask[i] and int(sampled[-1]) > i)
+    tokens = samples[0].token_ids.clone()
+    tokens[observation] = (tokens[observation] + 1) % VOCAB
+    before = collate(samples, 0, packed)
+    after = collate([replace(samples[0], token_ids=tokens), samples[1]], 0, packed)
+    assert torch.equal(before.targets, after.targets)
+    assert torch.equal(before.rows, after.rows)
+    with torch.no_grad():
+        first, second = before.split(model(**before.inputs()).logprobs), after.split(model(**after.inputs()).logprobs)
+    same = first["rollout-0"] == second["rollout-0"]
+    assert same[sampled < observation].all()
+    assert not same[sampled > observation].any()
+    assert torch.equal(first["rollout-1"], second["rollout-1"])
 
 
 def test_the_plan_of_several_ranks_is_rank_0s(monkeypatch):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from loop_recipes.engine.general_decoder import built, read_weights
 from loop_recipes.engine.general_probe import probe
 from loop_recipes.engine.model import check_built, check_shared, meta_model
 from loop_recipes.engine.peft_export import load_adapter
+from loop_recipes.engine.process_group import FromMainRank
 from loop_recipes.engine.sharding import ATTENTION, compile_each_layer
 from loop_recipes.plan.job_check import probe_model
 from loop_recipes.plan.report import Problem
@@ -111,6 +113,14 @@ def test_other_rows_need_no_further_graphs(kind, graphs, tmp_path):
     assert counts == [graphs] * len(counts)
 
 
+def test_blocks_of_queries_are_the_whole(tmp_path, monkeypatch):
+    folder = write_random("gpt_oss", tmp_path)
+    model = adapted(folder)
+    whole = ours(model, samples_of(), packed=True)
+    monkeypatch.setattr(general_attention, "BLOCK_QUERIES", 7)
+    assert max(ours(model, samples_of(), packed=True).error(whole)) < 1e-5
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "granite", "gemma4_text"])
 def test_the_path_of_cuda_has_windows_and_scales(kind, tmp_path):
     model = adapted(write_random(kind, tmp_path))
@@ -159,6 +169,11 @@ class Fla:
         done = [rule(*own, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)[0] for own in cut]
         return torch.cat(done, 1), None
 
+    def of_old(self, q, k, v, g, beta, use_qk_l2norm_in_kernel=False, output_final_state=False, initial_state=None):
+        """The same before it took bounds."""
+        options = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel, "initial_state": initial_state}
+        return self.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=output_final_state, **options)
+
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
@@ -169,11 +184,20 @@ def test_a_kernel_that_takes_bounds_has_a_packed_row_in_one_call(kind, shared, t
     documents = collate_step(samples, 0, packed=True).documents
     pieces = len(documents.lengths)
     monkeypatch.setattr(delta_rule, "on_cuda", lambda x: True)
-    for fla in (Fla(), Fla(heeds_bounds=False)):
-        monkeypatch.setattr(delta_rule, "kernel", lambda fla=fla: fla.chunk_gated_delta_rule)
+    of_old, one_call, leaking = Fla(), Fla(), Fla(heeds_bounds=False)
+    kernels = {
+        of_old: of_old.of_old,
+        one_call: one_call.chunk_gated_delta_rule,
+        leaking: leaking.chunk_gated_delta_rule,
+    }
+    errors = {}
+    for fla, kernel in kernels.items():
+        monkeypatch.setattr(delta_rule, "kernel", lambda kernel=kernel: kernel)
         logprobs, gradients = ours(model, samples, packed=True).error(expected)
-        assert (logprobs < EXACT and gradients < GRADIENT) == fla.heeds_bounds
-        assert fla.rows == [pieces if fla.heeds_bounds else 1] * mixers
+        errors[fla] = logprobs < EXACT and gradients < GRADIENT
+    assert list(errors.values()) == [True, True, False]
+    assert of_old.rows == [1] * (pieces * mixers)
+    assert one_call.rows == [pieces] * mixers
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -200,6 +224,13 @@ def probed(folder, dtype=torch.float32, context=None):
     base = replace(BaseModel.read(folder), context=context)
     weights, buffers = read_weights(str(folder), base, dtype)
     return probe(str(folder), base, weights | buffers, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "lfm2", "gemma4", "deepseek_v3"])
+def test_the_first_look_says_how_exact_a_model_is(kind, tmp_path):
+    found = probed(write_random(kind, tmp_path))
+    assert found.error < EXACT
+    assert str(found).startswith("the model's first 2 layers give log-probs within ")
 
 
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 30}
@@ -321,7 +352,7 @@ def test_a_decoder_of_another_shape_is_one_line(kind, changes, said, tmp_path):
 
 @pytest.mark.parametrize(("change", "said"), [("lost", "lacks the weight"), ("more", "has no place for the weight")])
 def test_weights_that_are_not_the_models_are_one_line(change, said, tmp_path):
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
 
     folder = write_random("smollm3", tmp_path)
     file = folder / "model.safetensors"
@@ -364,6 +395,16 @@ def test_ranks_share_no_row_of_a_hybrid(tmp_path):
     check_shared(meta_model(section(write_random("smollm3", tmp_path / "smollm3")), torch.float32), 2)
 
 
+def test_what_rank_0_read_is_a_mapping_of_names():
+    tensors, read = {"a": torch.ones(2), "b": torch.zeros(1)}, []
+    given = FromMainRank(lambda: read.append(1) or tensors)
+    assert read == []
+    assert list(given) == ["a", "b"]
+    assert len(given) == 2
+    assert given["a"] is tensors["a"]
+    assert read == [1]
+
+
 @pytest.mark.fault("gpt-oss is read for minutes before the node is started, which then takes its own minutes")
 def test_weights_that_transformers_reads_are_read_while_the_node_starts(published, tmp_path, monkeypatch):
     folder, _ = published
@@ -400,6 +441,33 @@ def test_mxfp4_is_read_bit_for_bit(published, dtype):
         theirs = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
         assert torch.equal(found.bfloat16(), theirs)
         assert base.weights[name] == tuple(expected.transpose(1, 2).shape)
+
+
+def test_the_learner_of_mxfp4_is_that_of_its_copy_in_bf16(published, tmp_path):
+    """Log-probs, and the names of its adapter; the first look passes."""
+    folder, experts = published
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    kept = {name: t for name, t in load_file(folder / "model.safetensors").items() if t.dtype != torch.uint8}
+    save_file(kept | {name: t.bfloat16().contiguous() for name, t in experts.items()}, copy / "model.safetensors")
+    config = json.loads((copy / "config.json").read_text())
+    del config["quantization_config"]
+    (copy / "config.json").write_text(json.dumps(config))
+    one, other = adapted(folder), adapted(copy)
+    found, expected = (ours(model, samples_of(), packed=True) for model in (one, other))
+    assert found.error(expected) == (0.0, 0.0)
+    check_adapter(exported(one, tmp_path / "adapter", folder), BaseModel.read(folder), rank_limit=4)
+    weights, buffers = read_weights(str(folder), one.base, torch.float32)
+    assert probe(str(folder), one.base, weights | buffers, torch.float32, torch.device("cpu")).error < EXACT
+
+
+def test_blocks_without_their_scales_are_one_line(published):
+    folder, _ = published
+    stored = load_file(folder / "model.safetensors")
+    del stored["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"^\S+: model\.layers\.1\S+\.down_proj_blocks has no scale for each block"):
+        BaseModel.read(folder)
 
 
 @pytest.mark.fault("gpt-oss-20b is read for eight minutes by one thread of a machine that has many")

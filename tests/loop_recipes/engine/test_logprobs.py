@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loop_recipes.engine import logprobs as logprobs_module
@@ -108,6 +109,13 @@ def test_tiles_never_hold_all_logits_nor_a_gradient_of_the_head():
         FullLogProbs()(hidden, weight, targets).backward(upstream)
     assert seen.largest == n * v
     assert weight.grad is None
+
+
+def test_without_gradient_nothing_is_kept_for_backward():
+    hidden, weight, targets, _ = case(9, 4, 30, 1.0, 1)
+    hidden.requires_grad_()
+    with torch.no_grad():
+        assert not TiledLogProbs()(hidden, weight, targets).requires_grad
 
 
 def test_a_head_that_wants_training_is_refused():
@@ -216,6 +224,26 @@ def test_only_rows_that_predict_sampled_tokens_reach_the_head():
     attach_head(tiny_lora_model(True), head)(**batch.inputs())
     assert seen == [len(batch.targets)]
     assert seen[0] < 60
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_activation_checkpointing_changes_nothing(packed):
+    batch = collate_step(make_samples([30, 12, 25]), 0, packed)
+    gradients = []
+    for wrap in (False, True):
+        decoder = attach_head(tiny_lora_model(True), TiledLogProbs())
+        if wrap:
+            for number, layer in enumerate(decoder.layers):
+                decoder.layers[number] = checkpoint_wrapper(layer)
+        decoder(**batch.inputs()).logprobs.sum().backward()
+        gradients.append(adapter_gradient(decoder))
+    assert torch.equal(*gradients)
+
+
+def test_an_all_ignored_micro_batch_gives_zero_gradients():
+    decoder = attach_head(tiny_lora_model(True), TiledLogProbs())
+    decoder(**collate_step([], 0, packed=False).inputs()).logprobs.sum().backward()
+    assert adapter_gradient(decoder).abs().max() == 0
 
 
 def test_errors_name_the_cause():

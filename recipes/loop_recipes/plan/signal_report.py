@@ -43,16 +43,18 @@ def signal_text(groups: Groups) -> str:
         counted[:] = counted[0] + counts["with_signal"], counted[1] + counts["groups"]
     signal, total = (sum(counted[place] for counted in parts.values()) for place in (0, 1))
     shares = ", ".join(f"{name} {some} of {of}" for name, (some, of) in parts.items() if of)
-    return f"{signal} of {total} groups; of tasks solved {shares}"
+    return f"{signal} of {total} groups had different rewards; by how often the task was solved: {shares}"
 
 
 def forecast(groups: Groups, size: int | None = None) -> str:
     """Return a text: what share of tasks would have signal by success in groups of ``size``, what size gives 4 of 5."""
     size_needed, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
     decided = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
-    texts = [] if size is None else [f"groups of {size} would give {coverage(groups, size):.0%} of all tasks signal"]
-    texts += [] if size_needed is None else [f"groups of {size_needed} four of five of those solved sometimes"]
-    return "; ".join([*texts, f"{decided} of {total} were solved never or always, of which this foretells nothing"])
+    texts = [f"groups of {size} would give signal to {coverage(groups, size):.0%} of all tasks"] if size else []
+    if size_needed is not None:
+        texts.append(f"groups of {size_needed} would give signal to four of five tasks that are solved sometimes")
+    texts.append(f"{decided} of {total} groups were solved never or always, which tells nothing of other sizes")
+    return "; ".join(texts)
 
 
 def pilot_groups(folder: Path) -> Groups:

@@ -55,3 +55,14 @@ def test_models_that_rank_0_reads_are_the_same_on_two_ranks(tmp_path, sharers, k
     found = on_ranks(2, general_differences, [write_random(kind, tmp_path / kind) for kind in kinds], sharers)
     assert list(found) == kinds
     assert max(found.values()) < 1e-5
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_base_in_four_bits_is_sharded_as_it_is_packed(tmp_path, symmetric):
+    from support.four_bits import random_four_bits
+    from support.packed_ranks import packed_and_whole
+
+    found = on_ranks(2, packed_and_whole, list(random_four_bits(tmp_path / "model", symmetric=symmetric)))
+    assert found["equal"]
+    assert found["gradient"] > 1e-3
+    assert found["held"] < 0.6

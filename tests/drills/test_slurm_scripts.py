@@ -185,6 +185,18 @@ def test_a_node_that_does_both_trains_on_the_gpus_that_its_config_leaves(program
     assert "loop check nosuch names no ranks of the trainer" in done.stderr
 
 
+@pytest.mark.fault("a stream of several rollout nodes is refused by the trainer, after the nodes have started")
+def test_a_config_that_several_nodes_cannot_serve_is_refused_before_they_start(programs, tmp_path):
+    steps = tmp_path / "steps"
+    loop = f'exec {sys.executable} -m loop_recipes.cli "$@"'
+    programs(srun=f'echo "$*" >>{steps}', scontrol="printf '%s\\n' a b c", squeue="", curl="", sleep="", loop=loop)
+    stream = ("qwen2_5_32b", "collection.stream=true")
+    done = batch(SLURM / "train_loop.sbatch", "run", *stream, SLURM_JOB_CPUS_PER_NODE="8(x3)")
+    assert done.returncode == 64
+    assert "collection.stream takes one node: give rollout_node.url one address" in done.stderr
+    assert "loop node" not in steps.read_text()
+
+
 SITES = pytest.mark.fault("a Slurm site that is not as the tests' cluster")
 
 
@@ -195,7 +207,7 @@ SITES = pytest.mark.fault("a Slurm site that is not as the tests' cluster")
 def test_the_last_nodes_train_as_one_job_and_the_others_sample(programs, tmp_path, nodes, trainers, processors, on):
     """Each with all processors that it has."""
     steps = tmp_path / "steps"
-    programs(srun=f'echo "$*" >>{steps}', scontrol=f"printf '%s\\n' {nodes}", squeue="", curl="", sleep="")
+    programs(srun=f'echo "$*" >>{steps}', scontrol=f"printf '%s\\n' {nodes}", squeue="", curl="", sleep="", loop="")
     site = {"SLURM_JOB_CPUS_PER_NODE": processors, "SLURM_CPUS_ON_NODE": "6", "LOOP_TRAINER_NODES": trainers}
     batch(SLURM / "train_loop.sbatch", "run", "config", **site)
     said = [line for line in steps.read_text().splitlines() if "--job-name=preflight" not in line]

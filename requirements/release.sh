@@ -54,7 +54,7 @@ assert not any("contrib" in name for name in core), "contrib is a distribution o
 END
 # Every Python that is named as one that ran: what its parser refuses is found here, what it runs by tests/drills.
 for minor in $(grep -o 'Python :: 3\.[0-9]*' pyproject.toml | cut -d. -f2); do
-  if ! command -v "python3.$minor" >/dev/null; then echo "python3.$minor is not here: not tried"; continue; fi
+  if ! "python3.$minor" -c "" 2>/dev/null; then echo "python3.$minor is not here: not tried"; continue; fi
   "python3.$minor" -m venv "$folder/python3.$minor"
   "$folder/python3.$minor/bin/pip" install --quiet --no-deps "$out"/*"$versions"*.whl
   packages=$("$folder/python3.$minor/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

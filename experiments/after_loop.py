@@ -56,6 +56,7 @@ from rollout_server.client import RolloutClient
 from rollout_server.node_process import NodeProcess
 
 BASE, GROUP = "base", 8
+LAG_METRICS = "lag_mean", "lag_p90"
 LAST = 3
 """Iterations at the end of a run that a mean is taken over."""
 TOKEN_ENV = "AFTER_LOOP_TOKEN"
@@ -85,6 +86,14 @@ class Arm:
 
 SHUFFLED = "advantage=loop_recipes.algorithm.advantages.Shuffled"
 EPOCHS = ("update.epochs=2", "update.minibatch_rollouts=8")
+TINKER = "a bound of 3: 94.5 for 94.0"
+
+
+def lag(most: int) -> tuple[str, str]:
+    """Return the words for a stream in which a turn is at most so many versions old."""
+    return "collection.stream=true", f"collection.max_policy_lag={most}"
+
+
 ARMS = {
     BASE: Arm("base: groups of 8"),
     "group_4": Arm("groups of 4", group=4, claim="small groups lose (8 for 32: -16.4)", side=-1),
@@ -94,6 +103,9 @@ ARMS = {
     "epochs": Arm("two epochs of minibatches of 8", EPOCHS, claim="two half batches: -17.4", side=-1, rate=RATE),
     "kl": Arm("KL to the base model, 1e-4", ("loss.kl_coefficient=1e-4",), claim="+7.0; RLTL;DR has none", side=1),
     "success": Arm("success as the return", ("update.episode_return=success",), claim="+1.8, within noise"),
+    "lag_0": Arm("stream, lag 0", lag(0)),
+    "lag_1": Arm("stream, lag of at most 1", lag(1), claim=TINKER),
+    "lag_4": Arm("stream, lag of at most 4", lag(4), claim=TINKER),
     "shuffled": Arm("control: shuffled advantages", (SHUFFLED,), claim="must learn nothing", side=-1),
 }
 IN_QUEST = (BASE, "group_32", "tokens", "shuffled")
@@ -123,7 +135,7 @@ def trained_quest(arm: Arm, steps: Steps, run: Path, seed: int, args: argparse.N
 def record(name: str, seed: int, budget: int, run: Path, results: list[TaskResult]) -> Record:
     """Return the record of a run."""
     config, lines = OmegaConf.load(run / "config.yaml"), read_metrics(run)
-    metrics = (*KEPT_METRICS, "groups", "groups_without_signal", "entropy_estimate", "sampled_tokens")
+    metrics = (*KEPT_METRICS, "groups", "groups_without_signal", "entropy_estimate", "sampled_tokens", *LAG_METRICS)
     return Record(
         name=name,
         seed=seed,

@@ -118,12 +118,15 @@ class LoopAppWorldRecipe(TrainingRecipe):
         patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
         checkpoint = self._begin(patience, self._method.trained.keys())
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
-        if not conf.takes_turns:
-            self._open_source()  # the node starts while this process reads the model
+        # A node of its own GPUs starts while this process reads the model.
+        self._source = SharedSource(
+            lambda: open_source(
+                conf.rollout_node, conf.node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__
+            )
+        )
+        self._cleanup.callback(self._source.close)
         model, base = self._load_base()
         check_context(model, conf.collection.limits.max_context, "collection.limits.max_context")
-        if conf.takes_turns:
-            self._open_source()
         stop = self._stop.in_update
         self._learner = Learner(conf, model, base, self._device, checkpoint, method=self._method, stop_requested=stop)
         if conf.takes_turns:
@@ -135,16 +138,6 @@ class LoopAppWorldRecipe(TrainingRecipe):
             self._stress_test()
         self._end_turn()
         self._setup_run(checkpoint)
-
-    def _open_source(self) -> None:
-        """Open the source of rollouts, and start the node if this run launches it."""
-        conf = self._config
-        self._source = SharedSource(
-            lambda: open_source(
-                conf.rollout_node, conf.node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__
-            )
-        )
-        self._cleanup.callback(self._source.close)
 
     def _begin_turn(self) -> None:
         """Take the GPUs for the trainer, if the node's servers share them."""

@@ -7,7 +7,12 @@
 . "$(dirname "$0")/trainer_set.sh"
 [ $# -gt 0 ] || set -- 3.12 3.13
 for python; do
-  version=$("$("$uv" python find "$python" 2>/dev/null)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  if ! path=$("$uv" python find "$python" 2>/dev/null); then
+    echo "Python $python is not here: give the path of one"
+    wrong=1
+    continue
+  fi
+  version=$("$path" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   try_set "$version" "$python" highest
 done
 exit $wrong

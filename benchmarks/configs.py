@@ -37,8 +37,9 @@ CHANGED: Mapping[str, str] = {
     "update.micro_batch_tokens": "rows of 1,024 tokens on CPUs: as fast, at a fifth of the memory",
     "update.loss_divisor": "the default is written out",
     "update.episode_return": "new: success or reward as the return",
+    "rollouts.most_per_task": "left: no config set it",
 }
-"""Keys whose defaults were changed or begun on purpose since, each with its reason; they are not compared."""
+"""Keys that began or left since, or have another default, each with its reason; they are not compared."""
 
 OVER = ("tiny_cpu", "qwen2_5_7b")
 """The machines that worlds, presets and algorithms are composed over: with the tiny policy, and without."""

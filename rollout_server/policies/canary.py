@@ -32,7 +32,7 @@ class Canary:
             this, and the base model.
     """
 
-    token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=2)]
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
     positions: Some[Annotated[int, Field(ge=1)]]
     logprobs: list[float]
     tolerance: Positive = 0.05

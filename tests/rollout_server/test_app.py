@@ -73,6 +73,7 @@ async def test_a_full_node_tells_the_movement_of_its_episodes_alone(running, mon
         status, report = await asyncio.to_thread(ask, running.url, "POST", "/v1/collections", wanted)
         now = running.node.status()
         assert (status, report["moved"]) == (429, [1, now["running"], now["waiting"]])
+        assert "1 collections are open; end some" in report["error"]
         moving.give_sign()  # as a server that starts does; no episode is nearer to its end for it
 
 

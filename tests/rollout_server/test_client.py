@@ -171,8 +171,8 @@ async def test_a_success_that_is_no_answer_of_a_node_is_one_line(node, body):
         await asyncio.to_thread(client.wait_ready, 0.0)
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_a_refused_call_is_repeated_while_the_node_moves(node, status):
+@pytest.mark.parametrize(("status", "why"), [(429, "64 collections are open"), (503, "vllm-0 starts")])
+async def test_a_refused_call_is_repeated_while_the_node_moves(node, status, why):
     """It starts, or a search over a thousand tasks asks for more collections at once than it opens."""
     asked, told = [], []
 
@@ -180,13 +180,13 @@ async def test_a_refused_call_is_repeated_while_the_node_moves(node, status):
         asked.append(request)
         if len(asked) == 7:
             return web.json_response({"status": "fine"})
-        return web.json_response({"error": "vllm-0 starts", "moved": min(len(asked), 9)}, status=status)
+        return web.json_response({"error": why, "moved": min(len(asked), 9)}, status=status)
 
     client = RolloutClient(await node(handle), "token", reconnect_s=0.0)
     client.on_progress = told.append
     assert await asyncio.to_thread(client.status) == {"status": "fine"}
-    assert told == ["rollout node: vllm-0 starts"] * 6
-    with pytest.raises(NodeUnreachable, match="is not ready after 0 s: rollout node: vllm-0 starts; see its log"):
+    assert told == [f"rollout node: {why}"] * 6
+    with pytest.raises(NodeUnreachable, match=f"is not ready after 0 s: rollout node: {why}; see its log"):
         await asyncio.to_thread(client.status)
 
 

@@ -26,7 +26,7 @@ class BfclPool(ToolWorldPool):
     kind = WorldKind(
         "bfcl",
         WORKERS_FOLDER / "bfcl_world.py",
-        package="bfcl-eval without what it depends on (--no-deps), and mpmath",
+        cure="install bfcl-eval without what it depends on (--no-deps), and mpmath there",
     )
     description = Description(groups="scenarios", behavior=(TOOLS_BEHAVIOR,))
 

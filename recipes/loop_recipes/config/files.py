@@ -333,8 +333,8 @@ def with_words(tree: Tree, words: Iterable[str]) -> Tree:
 def _check_no_section(key: str, before: Any, value: str) -> None:
     """Raise ConfigError if a text replaces a section to whose keys other keys refer."""
     if isinstance(before, dict) and before and "_component_" not in before and not value.startswith(("{", "$")):
-        first = next((name for name in ("path", "name") if name in before), next(iter(before)))
-        cure = f"set one of them, such as {key}.{first}"
+        name = next((name for name in ("path", "name") if name in before and [value] == value.strip("[]").split()), "")
+        cure = f"did you mean {key}.{name}={value}?" if name else f"set one of them, such as {key}.{next(iter(before))}"
         require(value in ("null", "None"), f"{key} is a section of keys; {cure}")
 
 

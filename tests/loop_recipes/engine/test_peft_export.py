@@ -37,6 +37,12 @@ def test_an_export_reads_back_and_replaces_the_older_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
+def test_a_weight_without_a_name_in_peft_is_refused():
+    for name in ("output.lora_a.weight", "layers.1.attn.q_norm.lora_a.weight", "layers.1.attn.q_proj.weight"):
+        with pytest.raises(ValueError, match=f"^{name} is not a LoRA weight of a decoder layer"):
+            peft_name(name)
+
+
 def test_what_is_no_adapter_is_refused():
     with pytest.raises(ValueError, match=r"adapter_config\.json is missing"):
         read_adapter(Path("/nonexistent"))

@@ -77,9 +77,10 @@ def test_a_tied_head_may_be_there_and_must_be_the_embedding(folder):
 
 
 def test_what_is_missing_or_strange_is_named(folder):
-    with_more(folder, **{"model.layers.0.mlp.experts.weight": torch.zeros(2)})
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.experts\.weight is not a weight of a decoder"):
-        loaded(folder)
+    for name in ("visual.patch.weight", "model.layers.1.mlp.experts.0.up_proj.weight"):
+        with_more(folder, **{name: torch.zeros(2)})
+        with pytest.raises(ValueError, match=f"^{name} is not a weight of a decoder"):
+            loaded(folder)
     (folder / ONE_FILE).write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: .*; copy it anew"):
         loaded(folder)

@@ -125,7 +125,7 @@ async def test_canary_decides(house):
         ([], "canary must be a mapping"),
         ({"tokens": [1]}, "unknown key 'canary.tokens'"),
         ({"token_ids": [1, 2], "positions": [1]}, "missing key 'canary.logprobs'"),
-        ({"token_ids": [1, 2], "positions": [2], "logprobs": [-1.0]}, "indices of token_ids from 1"),
+        ({"token_ids": [1], "positions": [1], "logprobs": [-1.0]}, "indices of token_ids from 1"),
         ({"token_ids": [1, 2], "positions": [1], "logprobs": [-1.0, -2.0]}, "1 positions and 2 logprobs"),
         ({"token_ids": [1, 2], "positions": [1], "logprobs": [float("nan")]}, "finite"),
         ({"token_ids": list(range(512)), "positions": [1], "logprobs": [-1.0]}, "must be fewer than 512"),

@@ -175,9 +175,11 @@ async def test_numbers_are_equal_as_in_python_and_nan_is_itself(grader):
     assert await grader.passed(task, listed) == [True, True, False, True, True]
 
 
-@pytest.mark.parametrize("python", ["/no/python", "/bin/true"])
-async def test_no_interpreter_is_an_error_that_names_it(python):
-    with pytest.raises(EnvironmentCrashed, match=rf"the grader \({python}\) server does not start"):
+@pytest.mark.parametrize(
+    ("python", "why"), [("/no/python", "cannot start /no/python"), ("/bin/true", "it said nothing")]
+)
+async def test_no_interpreter_is_an_error_that_names_it(python, why):
+    with pytest.raises(EnvironmentCrashed, match=rf"the grader \({python}\) server does not start: {why}"):
         await CodeGrader(python, LIMITS, "seccomp").open()
 
 

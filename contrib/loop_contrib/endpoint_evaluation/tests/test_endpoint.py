@@ -284,16 +284,16 @@ async def test_out_of_time_goes_on_later(model, tmp_path):
         assert not any(map(first, service.bodies)), "both runs of the first task were done and are kept"
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-async def test_a_service_that_never_answers_is_one_line_at_its_first_refusal(model, tmp_path, status):
+@pytest.mark.parametrize(("status", "most"), [(200, 99), (401, 2), (403, 2), (404, 2)])
+async def test_a_service_that_never_answers_is_one_line_at_its_first_refusal(model, tmp_path, status, most):
     """It was nine attempts a task, and a TGC of 0.0 with status 0."""
     async with serving() as service:
         service.fault = lambda body: (status, '{"error": {"message": "wrong\\nkey"}}')
         cfg = config(model, tmp_path / "out", service.url)
         cfg.policies[0].endpoint.max_concurrent = 1
-        with pytest.raises(ConfigError, match=f"answers {status}: wrong key; correct endpoint.url") as refused:
+        with pytest.raises(ConfigError, match=f"answers {status}.*: wrong key; correct endpoint.url") as refused:
             await asyncio.to_thread(evaluate, cfg)
-        assert len(service.bodies) <= 2, "the next may be on its way already"
+        assert len(service.bodies) <= most, "the next may be on its way already"
     assert "\n" not in str(refused.value)
     assert KEY not in str(refused.value)
     assert not (tmp_path / "out/report.json").exists()

@@ -227,6 +227,11 @@ async def test_a_wrong_field_of_actions_is_no_fault_of_the_policy(typed):
             "no 'text': set observation_field to hint\"",
         ),
         (
+            {"observation": taken("tool_name", "result", "error")},
+            {},
+            "no 'text': set observation_field to tool_name or result or error",
+        ),
+        (
             {"observation": OBSERVED, "action": taken("move")},
             {"observation_field": "hint"},
             "need move beside 'action'",

@@ -32,7 +32,7 @@ class FakeKind(WorldKind):
 
 
 class FakePool(BfclPool):
-    kind = FakeKind(BfclPool.kind.name, BfclPool.kind.worker, package=BfclPool.kind.package)
+    kind = FakeKind(BfclPool.kind.name, BfclPool.kind.worker, cure=BfclPool.kind.cure)
 
 
 @pytest.fixture

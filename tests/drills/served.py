@@ -1,4 +1,4 @@
-"""Serve the policy that ``loop export`` left by its own line, and compare log-probs with the learner's.
+"""Serve a run's policy by the line that ``loop export`` prints, and compare log-probs with the learner's.
 
     python served.py RUN
 
@@ -41,8 +41,9 @@ def wait(process, url):
 
 
 run = Path(sys.argv[1])
-card = (next((run / "export").iterdir()) / "README.md").read_text()
-model, *words = shlex.split(re.search(r"vllm serve (.*)", card)[1])
+export = [Path(sys.executable).with_name("loop"), "export", run, "to=served_policy"]
+printed = subprocess.run(export, stdout=subprocess.PIPE, text=True, check=True).stdout
+model, *words = shlex.split(re.search(r"vllm serve (.*)", printed)[1])
 port = free_port()
 words += ["--dtype", "float32", "--port", str(port), "--kv-cache-memory-bytes", "500000000"]
 with open("served.log", "wb") as log:

@@ -118,7 +118,6 @@ class LoopAppWorldRecipe(TrainingRecipe):
         patience = conf.collection.deadline_s + 2 * conf.rollout_node.start_deadline_s + 1800.0
         checkpoint = self._begin(patience, self._method.trained.keys())
         self._run_name = on_main_rank(lambda: run_name(conf, self._output_dir))
-        # A node of its own GPUs starts while this process reads the model.
         self._source = SharedSource(
             lambda: open_source(
                 conf.rollout_node, conf.node, self._output_dir, conf.collection.deadline_s, self._stop.__bool__

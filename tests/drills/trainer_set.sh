@@ -16,6 +16,7 @@ trap 'rm -rf "$folder"' EXIT
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} ROLLOUT_SERVER_TOKEN=$RANDOM$RANDOM$RANDOM
 unset PYTHONPATH
 wrong=0
+[ -z "${LOGS:-}" ] || mkdir -p "$LOGS"
 row() { printf '%-10s %-22s %s\n' "$set" "$1" "$2"; }
 
 # What a log comes to: pytest's count or the update's gap to the sampler, else the last line.
@@ -40,7 +41,7 @@ install() {
   (cd "$checkout" && "$uv" pip compile --quiet --no-header --no-annotate --python "$bin/python" --resolution "$2" \
     --extra train pyproject.toml -o "$wanted")
   "$uv" pip install --quiet --python "$bin/python" -r "$wanted" 'pytest>=9,<10' 'pytest-asyncio>=1,<2' \
-    'pytest-timeout>=2,<3' 'pytest-xdist>=3.8,<4' 'hypothesis>=6.170,<7'
+    'pytest-timeout>=2,<3' 'pytest-xdist>=3.8,<4' 'hypothesis>=6.170,<7' compressed-tensors
   git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$place/sources" && echo "$place/sources")"
   "$uv" build --quiet --wheel --python "$bin/python" --out-dir "$place/dist" "$place/sources"
   "$uv" pip install --quiet --python "$bin/python" --no-deps "$place"/dist/*.whl

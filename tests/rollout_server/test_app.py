@@ -14,6 +14,7 @@ from agent_environments.counter import CounterPool
 from agent_environments.description import description_of
 from loop_formats.collection_request import Progress
 from loop_plumbing import moving
+from rollout_server import client as client_module
 from rollout_server.cli import main
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutClient, RolloutNodeError
 from rollout_server.policies import store
@@ -202,6 +203,37 @@ async def test_heartbeats_come_while_nothing_finishes(running, monkeypatch):
 
     await running.call(read)
     assert {event.needed for event in progress if event.running == 3} == {3}
+
+
+async def test_dropped_connections_neither_lose_nor_repeat(running, monkeypatch):
+    """A proxy between client and node cuts every connection after a few thousand bytes, at any byte of a line."""
+    monkeypatch.setattr(client_module, "RETRY_PAUSE_S", 0.01)
+    parts = urllib.parse.urlsplit(running.url)
+    cuts = iter([900, 3000, 10, 7001, 5000, 12345, 1, 9999] + [20000] * 1000)
+    connections = 0
+
+    async def pipe(client_reader, client_writer):
+        nonlocal connections
+        connections += 1
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(await client_reader.read(65536))
+        left = next(cuts)
+        while left > 0 and (data := await reader.read(left)):
+            client_writer.write(data)
+            await client_writer.drain()
+            left -= len(data)
+        client_writer.transport.abort()
+        writer.close()
+
+    await running.call(running.client.start_collection, counter_request(rollouts_per_task=8))
+    async with await asyncio.start_server(pipe, "127.0.0.1", 0) as proxy:
+        client = RolloutClient(f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", TOKEN)
+        rollouts, end = await asyncio.to_thread(read_all, client, "c1")
+    direct, _ = await running.call(read_all, running.client, "c1")
+    assert connections > 5
+    assert rollouts == direct
+    assert len(rollouts) == 24
+    assert end.reason == "complete"
 
 
 async def test_a_reader_that_goes_away_is_no_error_of_the_node(running, monkeypatch, caplog):

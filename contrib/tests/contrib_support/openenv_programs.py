@@ -2,6 +2,7 @@
 
 python openenv_programs.py client URL TOKEN SPLIT INDEX ACTION...   # prints what it saw as one line of JSON
 python openenv_programs.py guessing PORT     # a game
+python openenv_programs.py tools PORT        # MCP tools
 """
 
 from __future__ import annotations
@@ -70,8 +71,45 @@ def guessing(port: str) -> None:
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
 
 
+def tools(port: str) -> None:
+    import uvicorn
+    from fastmcp import FastMCP
+    from openenv.core.env_server import create_app
+    from openenv.core.env_server.mcp_environment import MCPEnvironment
+    from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+    from openenv.core.env_server.types import Observation, State
+
+    class Echo(MCPEnvironment):
+        """Tools and nothing else, as the package's echo_env."""
+
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self) -> None:
+            server = FastMCP("echo")
+
+            @server.tool
+            def echo(message: str) -> str:
+                """Says the message again."""
+                return message
+
+            super().__init__(server)
+
+        def reset(self, seed=None, episode_id=None, **more) -> Observation:
+            return Observation(done=False, reward=0.0, metadata={"status": "ready"})
+
+        def _step_impl(self, action, timeout_s=None, **more) -> Observation:
+            return Observation(done=False, reward=0.0)
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    app = create_app(Echo, CallToolAction, CallToolObservation, env_name="tools", max_concurrent_envs=8)
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "client":
         asyncio.run(client(*sys.argv[2:]))
     else:
-        guessing(sys.argv[2])
+        {"guessing": guessing, "tools": tools}[sys.argv[1]](sys.argv[2])

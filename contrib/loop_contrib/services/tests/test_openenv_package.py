@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from agent_environments.counter import TARGETS, CounterPool
-from agent_environments.protocol import create_pool
+from agent_environments.protocol import EnvironmentCrashed, create_pool
 from loop_contrib.services.server import EnvironmentServer
 from rollout_server.inference.server import free_port
 from support.adapter_support import word_spans
@@ -61,9 +61,9 @@ async def test_openenvs_client_on_our_server(real):
 
 
 @pytest.fixture
-async def served(real):
+async def served(real, request):
     port = free_port()
-    process = await asyncio.create_subprocess_exec(real, str(PROGRAMS), "guessing", str(port))
+    process = await asyncio.create_subprocess_exec(real, str(PROGRAMS), request.param, str(port))
     url = f"http://127.0.0.1:{port}"
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
         while True:
@@ -77,6 +77,7 @@ async def served(real):
     await process.wait()
 
 
+@pytest.mark.parametrize("served", ["guessing"], indirect=True)
 async def test_our_client_on_openenvs_server(served):
     config = {"url": served, "dataset": "guessing", "action_field": "number", "observation_field": "hint"}
     async with open_pool(
@@ -100,3 +101,30 @@ async def test_our_client_on_openenvs_server(served):
             broken = await environment.step("-1")  # the environment's own error ends the episode in a grade
             assert (broken.done, broken.broke.what) == (True, "it has broken")
             assert (await environment.grade()).reward == 0.0
+
+
+@pytest.mark.parametrize("served", ["tools"], indirect=True)
+async def test_our_client_on_an_environment_of_mcp_tools(served):
+    config = {"url": served, "dataset": "tools", "splits": {"train": [{}]}, "instructions": "Echo hi."}
+    with pytest.raises(EnvironmentCrashed, match="no 'text': set observation_field to tool_name or result or error"):
+        await create_pool("openenv", config, word_spans).open()
+    async with open_pool(
+        create_pool("openenv", {**config, "observation_field": "result", "action_field": None}, word_spans)
+    ) as pool:
+        environment = await pool.acquire("episode")
+        assert [(message.role, message.content) for message in await environment.start("train_0")] == [
+            ("user", "Echo hi.")
+        ]
+        said = [
+            '{"type": "list_tools"}',
+            '{"tool_name": "echo", "arguments": {"message": "hi"}}',
+            '{"tool_name": "cry"}',
+        ]
+        listed, echoed, unknown = [await environment.step(each) for each in said]
+        assert '"name": "echo"' in listed.observation
+        assert echoed.observation == "hi"
+        assert "Unknown tool: 'cry'" in unknown.observation
+        refused = await environment.step('{"tool": "echo"}')
+        assert "tool_name: Field required" in refused.observation
+        assert (refused.done, refused.failed) == (False, True)
+        await environment.close()

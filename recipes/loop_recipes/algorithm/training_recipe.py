@@ -28,8 +28,8 @@ from loop_recipes.engine.device_check import training_device
 from loop_recipes.engine.diagnostics import out_of_memory, peak_memory_gib
 from loop_recipes.engine.model import DTYPES, AnyDecoder, load_base
 from loop_recipes.engine.process_group import (
-    any_rank,
     RemoteError,
+    any_rank,
     destroy_process_group,
     init_process_group,
     launched_rank,

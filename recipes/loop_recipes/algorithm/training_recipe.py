@@ -159,7 +159,7 @@ class TrainingRecipe:
         return "the same command" if self._config.resume_from_checkpoint else "resume_from_checkpoint=True"
 
     def _end(self, line: str | None) -> None:
-        """Log why the run ends early, if it does, and what follows: the resumed run of one that was asked to stop, the
+        """Log why the run ends early, if it does, and then the next command: the resumed run of one that was asked to stop, the
         policy of any other. Remove the stop file."""
         if line is not None and any_rank(bool(self._stop)):
             utils.log_rank_zero(log, f"{line}; {self._way_to_resume()} goes on")

@@ -9,7 +9,7 @@ GOES_ON = "the same command goes on from here"
 
 
 def interrupted(program: str, *then: str) -> int:
-    """Print that ``program`` was stopped by Ctrl-C, and what follows; return 130, the status of such programs."""
+    """Print that ``program`` was stopped by Ctrl-C, and further text; return 130, the status of such programs."""
     print("; ".join([f"{program}: stopped", *then]), file=sys.stderr)
     return 130
 

@@ -87,7 +87,7 @@ def _become(
 
     Args:
         section: the schema of the config of ``recipe``.
-        check: raises ConfigError for a config that names what is not there.
+        check: raises ConfigError if the config names a missing folder.
     """
     name = config_name(options.config, recipe)
     ranks = getattr(options, "nproc_per_node", None)

@@ -159,8 +159,8 @@ class TrainingRecipe:
         return "the same command" if self._config.resume_from_checkpoint else "resume_from_checkpoint=True"
 
     def _end(self, line: str | None) -> None:
-        """Log why the run ends early, if it does, and then the next command: the resumed run of one that was asked to stop, the
-        policy of any other. Remove the stop file."""
+        """Log the reason if the run ends early, and the next command: to resume a run that was asked to stop, else to
+        serve the policy. Remove the stop file."""
         if line is not None and any_rank(bool(self._stop)):
             utils.log_rank_zero(log, f"{line}; {self._way_to_resume()} goes on")
         else:

@@ -61,6 +61,7 @@ from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.starts import package_versions
 from loop_recipes.terminal import console
+from loop_recipes.verbs.exit_status import GOES_ON, interrupted
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
@@ -323,7 +324,7 @@ def recipe_main(cfg: DictConfig) -> int | str:
     except (ConfigError, *_ERRORS) as error:
         return f"{typed('eval_appworld')}: {error}"
     except KeyboardInterrupt:
-        return f"{typed('eval_appworld')}: stopped; the same command goes on from here"
+        return interrupted(typed("eval_appworld"), GOES_ON)
     finally:
         if recipe is not None:
             recipe.cleanup()

@@ -260,7 +260,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
                 # A collection asked for ahead is taken even where a resumed run's config allows no lag any more.
                 oldest = min(request.policy_version, oldest)
             if collected is None:
-                return self._end(f"stopped while waiting for {awaited}; {self._way_to_resume()} goes on with it")
+                return self._end(f"stopped while waiting for {awaited}")
             self._check_grader()
             check_versions(collected.rollouts, oldest, self._policy_version)
             check_broken(collected.rollouts, conf.collection.max_broken_share)
@@ -300,7 +300,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
         self._score()
         if self._unscored is not None:
-            return self._end(f"stopped while waiting for {self._unscored.id}; resume_from_checkpoint=True waits for it")
+            return self._end(f"stopped while waiting for {self._unscored.id}")
         self._end(None)
 
     def _take(self, iteration: int) -> tuple[Collected | None, Mapping[str, float]]:

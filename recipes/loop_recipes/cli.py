@@ -16,6 +16,7 @@ from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.sanitize import show_all_text
 from loop_plumbing.start import prepare_process
 from loop_recipes.paths import TYPED
+from loop_recipes.verbs.exit_status import interrupted
 
 VERBS = {
     "init": ("NAME", "write a task of your own: a file to change", "loop_recipes.verbs.init:main"),
@@ -72,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
         sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe is not a failure
         return status
     except KeyboardInterrupt:
-        print(f"loop {verb}: stopped", file=sys.stderr)
-        return 130
+        return interrupted(f"loop {verb}")
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -4,9 +4,9 @@ torchtune has no plug-in point: `tune ls`, `tune run` and `tune cp` read the mod
 `torchtune._recipe_registry._ALL_RECIPES`. The `tune` executable imports torch before it reads that list, and torch
 calls every entry point of the group `torch.backends` at the end of its import; :func:`install_hook` is ours. It must
 stay cheap and must never raise, because every program that imports torch in this environment runs it. In a program that
-is not a `tune run` of a recipe of ours it does nothing else.
+is not a `tune run` of a recipe of ours it does nothing else, but a `tune run` that misspells one ends with one line.
 
-Such a run loads torch before any module of ours can say how threads of OpenMP wait
+A run of ours loads torch before any module of ours can say how threads of OpenMP wait
 (`loop_plumbing/start.py`), so it is started once more, with that variable, before it has done anything.
 """
 
@@ -16,9 +16,11 @@ import importlib.machinery
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.start import prepare_process
 from loop_recipes.paths import RECIPES, config_files, recipes_folder
 
@@ -89,7 +91,24 @@ def starts_again(command: list[str], at_start: bytes) -> bool:
 
 def is_our_run(command: list[str]) -> bool:
     """Return whether a process that was started by ``command`` is a `tune run` of a recipe of ours."""
-    return [Path(word).name for word in command[1:3]] == ["tune", "run"] and not RECIPES.keys().isdisjoint(command[3:])
+    return is_tune_run(command) and not RECIPES.keys().isdisjoint(command[3:])
+
+
+def is_tune_run(command: list[str]) -> bool:
+    """Return whether ``command`` is `tune run`, of any recipe."""
+    return [Path(word).name for word in command[1:3]] == ["tune", "run"]
+
+
+def misspelt_recipe(command: list[str]) -> str | None:
+    """Return the error for a `tune run` that misspells a recipe of ours; None for any other command, and if a module or
+    a file has that name."""
+    if not is_tune_run(command):
+        return None
+    words = command[3 : command.index("--config") if "--config" in command else None]
+    name = next((word for word in reversed(words) if word.replace("-", "_").isidentifier() and word[0] != "-"), "")
+    near = similar_names(name, [*RECIPES], cutoff=0.8)
+    taken = name in RECIPES or Path(name).exists() or Path(f"{name}.py").exists()
+    return f"tune run: no recipe {name!r}; {did_you_mean(near)}" if near and not taken and not find_spec(name) else None
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -105,6 +124,8 @@ def install_hook() -> None:
     """Entry point of the group `torch.backends`: arrange for :func:`register`, now or when the registry is imported."""
     if is_our_run(sys.orig_argv):
         _begin_our_run()
+    elif error := misspelt_recipe(sys.orig_argv):
+        sys.exit(error)
     try:
         if _REGISTRY in sys.modules:
             register(sys.modules[_REGISTRY])

@@ -132,7 +132,8 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
 
     Raises:
         StepFailed: the command ended with another status than 0, or not before the deadline.
-        KeyboardInterrupt: this process was interrupted, or got SIGTERM.
+        KeyboardInterrupt: this process was interrupted, or got SIGTERM. It has a text where the command shared this
+            process's terminal and ended with status 0, so it has said itself how to go on.
     """
     grace = GRACE_S if log else LONGEST_UPDATE_S
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(grace)]
@@ -148,15 +149,24 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
             status = process.wait(deadline_s)
         except subprocess.TimeoutExpired as error:
             raise StepFailed(f"not done after {deadline_s:.0f} s; see {log or 'above'}") from error
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = ("see above",) if _ended(process) == 0 and log is None else ()
+            raise
         finally:
-            if process.poll() is None:
-                with _handled(lambda *_: process.terminate(), signal.SIGINT, signal.SIGTERM):
-                    process.terminate()
-                    process.wait()
+            _ended(process)
     if status:
         raise StepFailed(
             f"status {status}: " + ("see above" if log is None else f"{_last_line(log)} (all of it: {log})")
         )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Ask ``process`` to end if it runs, as often as this process is asked from now on; return its status."""
+    if process.poll() is None:
+        with _handled(lambda *_: process.terminate(), signal.SIGINT, signal.SIGTERM):
+            process.terminate()
+            process.wait()
+    return process.returncode
 
 
 @contextmanager

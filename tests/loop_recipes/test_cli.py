@@ -118,10 +118,13 @@ def test_an_unknown_verb_is_one_line_that_names_those_there_are(words):
     assert str(ended.value).endswith(f"; {cure}")
 
 
+@pytest.mark.fault("loop VERB --help: examples at two indentations")
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb_is_as_wide_as_the_terminal(verb):
     said = answers(*HELP)[*verb.split(), "--help"][2]
     assert [line for line in said.splitlines() if len(line) > 80] == []
+    examples = [line for line in said.splitlines() if line.lstrip().startswith("loop ") and "usage:" not in line]
+    assert [line for line in examples if not line.startswith("  loop ")] == []
 
 
 def test_an_option_that_is_a_key_is_told_how_keys_are_written(capsys):

@@ -92,6 +92,20 @@ def test_whoever_reads_the_registry_can_resolve_our_paths(monkeypatch):
     assert OmegaConf.create({"a": "${loop_home:}/runs"}).a.endswith("/runs")
 
 
+@pytest.mark.fault("tune run of a misspelt recipe: a traceback of torchtune's")
+@pytest.mark.parametrize(("words", "meant"), TABLES["misspelt_recipes"])
+def test_a_misspelt_recipe_ends_with_the_name_that_was_meant(monkeypatch, tmp_path, words, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop_appworlds.py").touch()
+    command = ["python", "/venv/bin/tune", "run", *words.split()]
+    error = registration.misspelt_recipe(command)
+    assert (error and error.partition("; ")[2]) == (meant and f"did you mean {meant!r}?")
+    monkeypatch.setattr(sys, "orig_argv", command)
+    if error:
+        with pytest.raises(SystemExit, match="tune run: no recipe"):
+            registration.install_hook()
+
+
 @pytest.mark.fault("Ctrl-C in the first seconds")
 def test_ctrl_c_while_libraries_are_imported_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/venv/bin/tune", "run", "loop_appworld"])

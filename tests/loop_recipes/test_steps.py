@@ -47,12 +47,17 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @SIGNALS
 @pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path, number):
-    with pytest.raises(KeyboardInterrupt):
-        run_step(python(TEXTS["saves"], os.getpid(), int(number), tmp_path / "saved"), tmp_path / "log", COMMAND_S)
+@pytest.mark.fault("Ctrl-C: one promise twice, and the status of a failure")
+@pytest.mark.parametrize(("log", "status", "told"), [("log", 0, ()), (None, 0, ("see above",)), (None, 1, ())])
+def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path, capfd, number, log, status, told):
+    command = python(TEXTS["saves"], os.getpid(), int(number), tmp_path / "saved", status)
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        run_step(command, log and tmp_path / log, COMMAND_S)
+    assert interrupt.value.args == told
     assert (tmp_path / "saved").read_text() == "saved"
+    said = (tmp_path / log).read_text() if log else capfd.readouterr().out
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "log").read_text().split()[0]), signal.SIGCONT)
+        os.kill(int(said.split()[0]), signal.SIGCONT)
 
 
 @SIGNALS

@@ -89,7 +89,8 @@ def test_the_first_signal_ends_the_run_after_the_update_and_so_does_a_second_in_
         with signalled(at, signals) as taken:
             assert run(loop_appworld, file, f"output_dir={tmp_path / name}") == 0
         assert len(taken) == STEPS
-        assert "stopped after iteration 1: asked to" in caplog.text
+        assert "stopped after iteration 1: asked to; resume_from_checkpoint=True goes on" in caplog.text
+        assert "to serve" not in caplog.text
         assert capfd.readouterr().err.count("\nstopping ") == len(signals)
         assert [path.name for path in (tmp_path / name / "checkpoints").iterdir()] == ["iteration_0001"]
 

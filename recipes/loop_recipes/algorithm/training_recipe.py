@@ -29,6 +29,7 @@ from loop_recipes.engine.diagnostics import out_of_memory, peak_memory_gib
 from loop_recipes.engine.model import DTYPES, AnyDecoder, load_base
 from loop_recipes.engine.process_group import (
     RemoteError,
+    any_rank,
     destroy_process_group,
     init_process_group,
     launched_rank,
@@ -158,12 +159,13 @@ class TrainingRecipe:
         return "the same command" if self._config.resume_from_checkpoint else "resume_from_checkpoint=True"
 
     def _end(self, line: str | None) -> None:
-        """Log the reason if the run ends early, and remove its stop file."""
-        if line is not None:
-            utils.log_rank_zero(log, line)
-        utils.log_rank_zero(
-            log, f"to serve, merge or share the policy: loop export {shlex.quote(str(self._output_dir))}"
-        )
+        """Log the reason if the run ends early, and the next command: to resume a run that was asked to stop, else to
+        serve the policy. Remove the stop file."""
+        if line is not None and any_rank(bool(self._stop)):
+            utils.log_rank_zero(log, f"{line}; {self._way_to_resume()} goes on")
+        else:
+            serving = f"to serve, merge or share the policy: loop export {shlex.quote(str(self._output_dir))}"
+            utils.log_rank_zero(log, "\n".join(filter(None, (line, serving))))
         on_main_rank(self._stop.done)
         self._together = True
 

@@ -24,9 +24,12 @@ class _Help(argparse.HelpFormatter):
         return "\n\n".join(self._paragraph(paragraph.replace("``", "`"), width) for paragraph in text.split("\n\n"))
 
     def _paragraph(self, text: str, width: int) -> str:
+        if not _EXAMPLE.fullmatch(text.partition("\n")[0]):
+            return textwrap.fill(text, width, break_on_hyphens=False)
+        text = textwrap.indent(textwrap.dedent(text), "  ")
         lines = text.splitlines()
-        if not _EXAMPLE.fullmatch(lines[0]) or all(len(line) <= width for line in lines):
-            return text if _EXAMPLE.fullmatch(lines[0]) else textwrap.fill(text, width, break_on_hyphens=False)
+        if all(len(line) <= width for line in lines):
+            return text
         examples: list[tuple[str, list[str]]] = []
         for line in lines:
             if match := _EXAMPLE.fullmatch(line):

@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -216,8 +216,11 @@ def read_eval_config(cfg: DictConfig) -> EvalConfig:
     return config
 
 
-def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
+def find_policies(config: EvalConfig, digest: Callable[[Path], str] = adapter_digest) -> list[PolicyUnderTest]:
     """Return the policies of the config, patterns expanded, in order.
+
+    Args:
+        digest: identifies the files of an adapter. To check only that the folders are there, give a cheaper one.
 
     Raises:
         ConfigError: a folder that is not an adapter, a pattern without a match, a duplicate name.
@@ -235,7 +238,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
             matching = map(Path, glob.glob(policy.adapter.replace("[", "[[]")))
             folders = [path for path in in_order(matching) if is_adapter(path)]
             require(bool(folders), f"{key}.adapter: no adapter folder matches {policy.adapter}")
-            policies += [PolicyUnderTest(policy.name + path.name, path, adapter_digest(path)) for path in folders]
+            policies += [PolicyUnderTest(policy.name + path.name, path, digest(path)) for path in folders]
         else:
             path = Path(policy.adapter)
             hint = run_meant(path) or "; give that of an adapter, of a training run or of an evaluation"
@@ -247,7 +250,7 @@ def find_policies(config: EvalConfig) -> list[PolicyUnderTest]:
                 f"{key}.adapter: {folder} is neither a PEFT adapter (a folder with {' and '.join(ADAPTER_FILES)}) nor "
                 f"a training run with policies/policy-v* nor an evaluation with report.json{run_meant(folder)}",
             )
-            policies.append(PolicyUnderTest(policy.name, folder, adapter_digest(folder), chosen))
+            policies.append(PolicyUnderTest(policy.name, folder, digest(folder), chosen))
     names = [policy.name for policy in policies]
     for name in names:
         require(names.count(name) == 1, f"policies: the name {name!r} is there twice")

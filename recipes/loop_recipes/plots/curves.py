@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ CERTAIN = 1.96
 """Standard errors to either side that make an interval of 95 %."""
 LEGEND_IN = (3.0, 0.18)
 """Inches that a name takes below panels: its column, its row."""
+LETTERS_PER_INCH = 13
+"""Letters of a note above the panels."""
 MOST_MARKED = 30
 """Most iterations of a line without an average whose points are marked."""
 
@@ -224,13 +227,17 @@ def phases(curves: Sequence[Curve]) -> Figure:
 
 
 def lag_and_gap(curves: Sequence[Curve]) -> Figure:
-    """Plot how far training is off-policy: policy lag, sampler-learner gap, clip fraction, spread of the ratio."""
-    figure, grid = plt.subplots(2, 2, figsize=(10, 8), sharex=True)
-    (lag, gap), (clip, ratio) = grid
+    """Plot how far training is off-policy: policy lag unless it is always 0, sampler-learner gap, clip fraction, spread
+    of the ratio."""
+    lags = [curve.series("policy_lag")[1] for curve in curves]
+    lagged = any(np.nansum(values) for values in lags)
+    shape, size = ((2, 2), (10, 8)) if lagged else ((1, 3), (13, 4.5))
+    figure, grid = plt.subplots(*shape, figsize=size, sharex=True, squeeze=False)
+    lag, (gap, clip, ratio) = grid.flat[0], grid.flat[-3:]
     for number, curve in enumerate(curves):
         colour, name = _colour(number), curve.label
         iterations, values = curve.series("policy_lag")
-        if len(iterations):
+        if lagged and len(iterations):
             lag.step(iterations, np.nanmax(values, axis=0), where="mid", color=colour, label=name)
         draw(clip, curve, "clip_fraction", colour)
         draw(gap, curve, "gap_p99", colour, 1, f"{name}, 99th percentile")
@@ -242,8 +249,9 @@ def lag_and_gap(curves: Sequence[Curve]) -> Figure:
         _, high = curve.series("ratio_p99")
         if len(iterations) and low.shape == high.shape:
             ratio.fill_between(iterations, np.nanmin(low, 0), np.nanmax(high, 0), color=colour, alpha=0.18, lw=0)
-    lag.set(title="policy lag", ylabel="versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
-    lag.yaxis.get_major_locator().set_params(integer=True)
+    if lagged:
+        lag.set(title="policy lag", ylabel="versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
+        lag.yaxis.get_major_locator().set_params(integer=True)
     scale = "log" if math.isfinite(gap.dataLim.minposy) else "linear"  # of zeros there is no logarithm
     gap.set(title="sampler against learner", ylabel="difference of log-probs, nats", yscale=scale)
     gap.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
@@ -251,7 +259,8 @@ def lag_and_gap(curves: Sequence[Curve]) -> Figure:
     clip.set(title="clipped tokens", ylabel="share of tokens")
     _from_zero(clip)
     ratio.set(title="importance ratio", ylabel="median, 1st to 99th percentile")
-    return _finish_panels(figure, grid, curves, "")
+    recorded = any(values.size for values in lags)
+    return _finish_panels(figure, grid, curves, "policy lag: always 0" if recorded and not lagged else "")
 
 
 def behavior(curves: Sequence[Curve]) -> Figure:
@@ -377,7 +386,8 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0
     ended = [curve.label for curve in curves if any(run[-1]["iteration"] > curve.whole_until for run in curve.runs)]
     if ended:
         note = "; ".join([note] * bool(note) + [f"dotted: seeds of {', '.join(ended)} that go on after others ended"])
-    figure.suptitle(f"{datasets}\n{note}" if note else datasets, fontsize=10, x=0.01, ha="left")
+    lines = textwrap.wrap(note, int(figure.get_figwidth() * LETTERS_PER_INCH))
+    figure.suptitle("\n".join([datasets, *lines]), fontsize=10, x=0.01, ha="left")
     for axes in figure.axes:
         axes.grid(alpha=0.25, lw=0.5)
         axes.locator_params(axis="x", integer=True)

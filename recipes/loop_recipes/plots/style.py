@@ -25,10 +25,11 @@ MARKS: Any = {each: {"ls": ls, "marker": mark} for each, ls, mark in zip(COLOURS
 
 
 def panels(count: int, width: float = 15.0, **options: Any) -> tuple[Figure, np.ndarray]:
-    """Make a figure with room for ``count`` panels, at most four in a row; surplus panels of the last row are hidden.
+    """Make a figure with room for ``count`` panels, at most four in a row; surplus panels of the last row, fewer
+    than there are rows, are hidden.
     If panels share the x axis, the lowest visible panel of each column shows the axis's numbers."""
-    columns = min(max(count, 1), 4)
-    rows = -(-max(count, 1) // columns)
+    rows = -(-max(count, 1) // 4)
+    columns = -(-max(count, 1) // rows)
     figure, grid = plt.subplots(rows, columns, figsize=(width * columns / 4, 3.25 * rows), squeeze=False, **options)
     for axes in grid.flat[count:]:
         axes.set_visible(False)

@@ -16,7 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_environments.protocol import create_pool
 from loop_formats.schema import ConfigError
+from loop_plumbing.breakage import raised_as
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose
 from loop_recipes.config.loop_config import LoopConfig, read_config
@@ -60,7 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         config = compose(options.config, options.overrides)
         node = described_node(config)
-        read_config(config, LoopConfig)  # reports a mistake in the config itself before torch is loaded
+        try:  # reports mistakes in the config itself before torch is loaded
+            read_config(config, LoopConfig)
+        except ConfigError as error:
+            with raised_as(ConfigError, f"{error}\n{parser.prog}: node.environment: ", Exception):
+                create_pool(node.environment.name, node.environment.options, lambda text: [])
+            raise
         from loop_recipes.plan.job_check import check_job, probe_model  # imports the components, and torch with them
         from loop_recipes.plan.report import Machines, Report, ReportRow, usual_machines
         from loop_recipes.plan.signal_report import forecast, pilot_groups

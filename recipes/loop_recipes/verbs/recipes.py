@@ -6,9 +6,9 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from loop_formats.schema import ConfigError
+from loop_formats.schema import ConfigError, Section
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pin_models
 from loop_recipes.config.loop_config import LoopConfig, read_config
@@ -35,7 +35,7 @@ def train(arguments: Sequence[str]) -> int | None:
     if not options.config.endswith(".py"):
         if options.model is not None:
             parser.error(f"--model is for a file of functions; say model.path={options.model}")
-        _become(parser.prog, "loop_appworld", LoopConfig, options, options.nproc_per_node)
+        _become(parser.prog, "loop_appworld", LoopConfig, options)
         return None
     if options.nproc_per_node is not None:
         parser.error("--nproc-per-node is for a config: `loop train` takes the train.yaml that this writes")
@@ -55,7 +55,7 @@ def sft(arguments: Sequence[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     from loop_recipes.config.sft_config import SftConfig  # other verbs do not need it
 
-    _become(parser.prog, "sft_appworld", SftConfig, options, options.nproc_per_node)
+    _become(parser.prog, "sft_appworld", SftConfig, options)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -65,9 +65,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     """
     parser = config_parser("eval", evaluate.__doc__)
     options = parser.parse_intermixed_args(arguments)
-    from loop_recipes.evaluation.config import EvalConfig  # no training needs it
+    from loop_recipes.evaluation.config import EvalConfig, find_policies  # no training needs them
 
-    _become(parser.prog, "eval_appworld", EvalConfig, options, ranks=None)
+    _become(parser.prog, "eval_appworld", EvalConfig, options, lambda config: find_policies(config, str))
 
 
 def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
@@ -76,18 +76,26 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
-def _become(program: str, recipe: str, section: type, options: argparse.Namespace, ranks: int | None) -> None:
+def _become(
+    program: str,
+    recipe: str,
+    section: type[Section],
+    options: argparse.Namespace,
+    check: Callable[[Section], object] = lambda config: None,
+) -> None:
     """Replace this process by `tune run`; a mistake in the command line is reported before torch is loaded.
 
     Args:
         section: the schema of the config of ``recipe``.
+        check: raises ConfigError if the config names a missing folder.
     """
     name = config_name(options.config, recipe)
+    ranks = getattr(options, "nproc_per_node", None)
     launcher = [] if ranks is None else on_ranks(ranks)
     try:
         config = compose(name, options.overrides, recipe)
         models = pin_models(config)  # once, before there are ranks: each of them and the node find the same commit
-        read_config(config, section)
+        check(read_config(config, section))
         command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
         # Ctrl-C waits until loop_recipes/registration.py lets it through, which prints one line for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -10,6 +10,7 @@ from loop_formats.schema import ConfigError
 from loop_recipes.config.preflight import tasks_ahead
 from loop_recipes.plan import job_check
 from loop_recipes.plan.report import Problem, Report, ReportRow
+from loop_recipes.verbs.check import main
 from support.texts import texts_beside
 from support.tool_modules import PRODUCTS, SUMS, write
 
@@ -103,6 +104,24 @@ def test_a_world_that_has_to_be_opened_is_not_said_to_be_sound():
     report = Report.of(job_check._dataset(config, node))
     assert (report.unopened, report.problems) == (True, ())
     assert [line.split()[0] for line in report.lines] == ["environment"]
+
+
+@pytest.mark.fault("loop check told a wrong length, and the misspelt agent only once that was mended")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("node.environment.prompt=tiny", ""),
+        ("node.environment.promt=tiny", "loop check: node.environment: "),
+        ("node.environment.name=appwrld", "loop check: node.environment: "),
+        ("node.environment.name=harness", "loop check: node.environment: "),
+    ],
+)
+def test_a_fault_of_the_environment_is_told_beside_one_of_the_config(change, said):
+    with pytest.raises(SystemExit) as ended:
+        main(["tiny_cpu", "collection.limits.max_context=90000", change])
+    first, *others = str(ended.value).split("\n")
+    assert first.startswith("loop check: collection.limits.max_context is 90000, more than")
+    assert [line.startswith(said) for line in others] == [True] * bool(said)
 
 
 def test_what_is_asked_twice_is_one_problem_where_it_was_found_first():

@@ -44,14 +44,19 @@ def test_a_name_that_would_hide_a_module_of_python_is_refused(tmp_path, capsys, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.fault("Ctrl-C: one promise twice, and the status of a failure")
 @pytest.mark.parametrize(
-    ("error", "line"),
-    [(OSError("no room"), "no room"), (KeyboardInterrupt(), "stopped; the same command goes on from here")],
+    ("error", "status", "said"),
+    [
+        (OSError("no room"), 1, "loop init: no room\n"),
+        (KeyboardInterrupt(), 130, "loop init: stopped; the same command goes on from here\n"),
+        (KeyboardInterrupt("see above"), 130, ""),
+    ],
 )
-def test_an_end_before_its_own_is_one_line(monkeypatch, capsys, error, line):
+def test_an_end_before_its_own_is_one_line(monkeypatch, capsys, error, status, said):
     def ended(name):
         raise error
 
     monkeypatch.setattr(init, "_begin", ended)
-    assert main(["mine"]) == 1
-    assert capsys.readouterr() == ("", f"loop init: {line}\n")
+    assert main(["mine"]) == status
+    assert capsys.readouterr() == ("", said)

@@ -36,7 +36,11 @@ def command(monkeypatch):
             "--config loop_appworld/qwen2_5_32b seed=1 ~stop.max_approx_kl",
         ),
         (sft, ["tiny_cpu"], "tune run sft_appworld --config sft_appworld/tiny_cpu"),
-        (evaluate, ["tiny_cpu", "run=a"], "tune run eval_appworld --config eval_appworld/tiny_cpu run=a"),
+        (
+            evaluate,
+            ["tiny_cpu", 'policies=[{"name":"a"}]'],
+            'tune run eval_appworld --config eval_appworld/tiny_cpu policies=[{"name":"a"}]',
+        ),
     ],
 )
 def test_a_verb_becomes_tune_run(command, verb, words, tune):
@@ -77,8 +81,11 @@ def test_a_file_of_the_users_own(command, tmp_path):
         (sft, ["tiny_cpu", "seed"], "loop sft: 'seed' is not understood; after the config come key=value"),
         (evaluate, ["tiny_cpu", "~nosuch"], "loop eval: ~nosuch: there is no such key"),
         (evaluate, ["tiny_cpu", "splitt=dev"], "loop eval: unknown key 'splitt'; did you mean 'split'?"),
+        (evaluate, ["tiny_cpu", "run=runs/dmeo"], "loop eval: policies[1].adapter: there is no folder runs/dmeo; "),
+        (evaluate, ["tiny_cpu", "run=runs/d*"], "loop eval: policies[1].adapter: no adapter folder matches runs/d*"),
     ],
 )
+@pytest.mark.fault("loop eval of a misspelt run: told after the libraries were imported")
 def test_a_mistake_is_one_line_before_anything_is_started(command, verb, words, message):
     with pytest.raises(SystemExit) as ended:
         verb(words)

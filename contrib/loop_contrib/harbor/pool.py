@@ -127,8 +127,8 @@ class HarborEnvironment:
     async def _bring_up(self, task: HarborTask) -> HarborTask:
         await self._begin(task, self._pool.programs)
         self._left_s = task.agent_s
-        if (await self._run("true", task))[1]:
-            raise EnvironmentCrashed(f"task {task.id}: there is no shell in its container")
+        if wrong := (await self._run("true", task))[1]:
+            raise EnvironmentCrashed(f"task {task.id}: no shell starts in its container: {wrong}")
         return task
 
     async def start(self, task_id: str) -> list[Message]:
@@ -140,7 +140,7 @@ class HarborEnvironment:
         if self._up is None:
             self.bring_up(self._pool.task(task_id))
         assert self._up is not None, "it has just begun"
-        self._task = task = await self._up
+        self._task = task = await asyncio.shield(self._up)
         assert task.id == task_id, "an episode is acquired for its own task"
         if self._entrance is not None:
             return [Message("system", str(self._entrance)), Message("user", task.instruction)]
@@ -263,9 +263,9 @@ class HarborEnvironment:
                 self._pool.release()
 
     async def remove(self) -> None:
-        """End the shell and remove the containers, also those that are being started."""
+        """End the shell and remove the containers. One that is being started starts first: of one whose start is cut
+        short, podman may forget the processes."""
         if self._up is not None:
-            self._up.cancel()
             await asyncio.gather(self._up, return_exceptions=True)
         try:
             if self._shell is not None:

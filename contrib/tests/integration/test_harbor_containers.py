@@ -17,7 +17,6 @@ from loop_recipes.own_task.oracle import ask_oracle
 from support.adapter_support import word_spans
 from support.episodes import open_pool
 from support.texts import texts_beside
-from support.waiting import pass_time
 
 TABLES = texts_beside(__file__)
 pytestmark = [pytest.mark.attack, pytest.mark.integration, pytest.mark.drill]
@@ -146,7 +145,7 @@ async def first_command_s(pool, number):
         await environment.start("write")
         await environment.step(pool.message("true"))
         seconds = time.monotonic() - began
-        await pass_time(4.0)
+        await environment.step(pool.message("sleep 4"))
         assert (await environment.grade()).reward == 0.0
         return seconds
     finally:

@@ -35,7 +35,7 @@ from agent_environments.protocol import (
     ToolUse,
     UnknownTask,
 )
-from agent_environments.shared_grade import SHARED_GRADE
+from agent_environments.shared_grade import SHARED_GRADE, refuse_shared_grade
 from agent_environments.slots import Slots
 from agent_environments.tool_calls import BadCall, ToolCall, parse_tool_calls, render_tool_call, tools_section
 from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, joined_results, mistake_of
@@ -388,7 +388,13 @@ class HarborPool:
             self.task(task_id)
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
-        """Check task ids before the pool is opened, and return them. Raises FileNotFoundError without a back end."""
+        """Check task ids before the pool is opened for training, and return them.
+
+        Raises:
+            ValueError: the grade is shared.
+            FileNotFoundError: there is no back end.
+        """
+        refuse_shared_grade(self.dataset)
         self.containers.find()
         if isinstance(split, str):
             return self.tasks(split)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight, UnknownTask, create_pool, pool_class
-from agent_environments.shared_grade import refuse_shared_grade
 from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
 from loop_formats.schema import ConfigError, require
@@ -273,7 +272,6 @@ def tasks_ahead(config: LoopConfig, node: NodeConfig) -> tuple[str, list[str]] |
     try:
         pool = create_pool(environment.name, environment.options, lambda text: [])
         assert isinstance(pool, PoolWithPreflight), "its class has the method"
-        refuse_shared_grade(pool.dataset)
         tasks = pool.preflight(config.collection.tasks or config.collection.split)
     except UnknownTask as error:
         raise ConfigError(f"collection.{'tasks' if config.collection.tasks else 'split'}: {error}") from error

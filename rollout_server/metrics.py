@@ -103,6 +103,9 @@ class _StatusCollector(Collector):
         for kind, section, key, text in _OF_NODE:
             value = status[section][key] if section else status[key]
             yield kind("_".join(filter(None, ["rollout", section, key])), text, value=value)
+        for name, value in status["environment"]["details"].items():
+            if isinstance(value, float):
+                yield GaugeMetricFamily(f"rollout_environment_{name}", "The environment's own figure", value=value)
         losses = CounterMetricFamily("rollout_environment_losses", "Worlds lost, by how", labels=["kind"])
         for how, count in status["environment"]["losses"].items():
             losses.add_metric([how], count)

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from agent_environments.description import Description, description_of
 from agent_environments.program_pool import ProgramPool
 from agent_environments.protocol import UnknownTask, create_pool
+from agent_environments.shared_grade import refuse_shared_grade
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.collection_request import CollectionRequest, is_collection_id
 from loop_formats.folder_lock import lock_folder
+from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import COLLECTIONS, NODE_ADDRESS, NODE_LOCK, NODE_SECRET, write_whole
 from loop_formats.schema import made_folder
 from loop_plumbing import moving
@@ -343,12 +345,14 @@ class Node:
         for branch in request.branches:
             self._check_branch(branch)
         try:
+            if not parse_collection_id(request.id).evaluation:
+                refuse_shared_grade(self.pool.dataset)
             self.pool.check_tasks([*request.tasks, *(branch.task_id for branch in request.branches)])
             if request.policy_mode == "pinned":
                 return self.policies.acquire(request.policy_version)
             self.policies.latest()
             return None
-        except (UnknownTask, UnknownPolicy) as error:
+        except (ValueError, UnknownPolicy) as error:
             raise RequestError(400, str(error)) from error
 
     def _check_branch(self, branch: Branch) -> None:

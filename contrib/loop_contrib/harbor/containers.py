@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import tarfile
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -32,6 +34,7 @@ CALL_S = 300.0
 END_S = 10.0
 REMOVAL_S = (1.0, 2.0)
 """Seconds between the looks at an ended container, which somebody may be about to remove."""
+_NAME = re.compile(rf"{NAMED}-(\d+)-(\d+)-\d+-[0-9a-f]+")
 PROCESSES = 512
 MOST_FILES = 100_000
 
@@ -55,6 +58,8 @@ class Containers:
         self.client = backend
         self._own = f"{NAMED}-{os.getpid()}-{_began(os.getpid())}"
         self._numbers = itertools.count()
+        self.peaks_mb: deque[float] = deque(maxlen=100)
+        """The most memory, with files in the cache, of the containers that were seen to run last."""
 
     def find(self) -> None:
         """Look for the back end's client. Raises FileNotFoundError if it is not installed."""
@@ -72,19 +77,23 @@ class Containers:
         code, _, errors = await self.call("info")
         if code:
             raise EnvironmentCrashed(f"{self.client} does not work here: {_last(errors)} ({INSTALL[self.client]})")
-        for name in await self._named(NAMED):
-            owner, began = name.split("-")[2:4]
-            if _began(int(owner)) != began:
+        for name, owner, began in await self.left():
+            if _began(owner) != began:
                 await self.remove(name)
 
     async def close(self) -> None:
         """Remove all containers of this process."""
-        for name in await self._named(self._own):
-            await self.remove(name)
+        for name, *_ in await self.left():
+            if name.startswith(f"{self._own}-"):
+                await self.remove(name)
 
-    async def _named(self, start: str) -> list[str]:
-        listed = await self.must("ps", "-a", "--filter", f"name={start}-", "--format", "{{.Names}}")
-        return [name for name in listed.split() if name.startswith(f"{start}-")]
+    async def left(self) -> list[tuple[str, int, str]]:
+        """Return name, process and that process's start of each container that a process like this one has started.
+
+        An image may bear the label too, so the name must be of the form of :meth:`name`.
+        """
+        listed = await self.must("ps", "-a", "--filter", f"label={NAMED}", "--format", "{{.Names}}")
+        return [(match[0], int(match[1]), match[2]) for match in map(_NAME.fullmatch, listed.split()) if match]
 
     async def image(self, task: HarborTask) -> str:
         """Return the name of a task's image. Pull or build the image if it is missing.
@@ -144,7 +153,9 @@ class Containers:
     async def is_running(self, name: str) -> bool:
         """Return whether a container runs. Raises EnvironmentCrashed if it is gone; nothing in it can remove it."""
         for wait_s in (*REMOVAL_S, 0.0):
-            if (await self.must("inspect", "-f", "{{.State.Status}}", name)).strip() == "running":
+            status, process = (await self.must("inspect", "-f", "{{.State.Status}} {{.State.Pid}}", name)).split()
+            if status == "running":
+                self.peaks_mb.extend(_peak_mb(process))
                 return True
             await asyncio.sleep(wait_s)
         return False
@@ -171,15 +182,12 @@ class Containers:
         """End a container, if it exists, and remove its files."""
         await self.call("rm", "-f", name)
 
-    async def must(self, *words: str) -> str:
-        """Make a call of the client and return what it prints.
-
-        Raises:
-            EnvironmentCrashed: the call failed.
-        """
-        code, output, error = await self.call(*words)
+    async def must(self, *words: str, error: type[Exception] = EnvironmentCrashed) -> str:
+        """Make a call of the client and return what it prints. Raises ``error`` if the call fails, and as
+        :meth:`call`."""
+        code, output, errors = await self.call(*words)
         if code:
-            raise EnvironmentCrashed(f"{self.client} {words[0]}: {_last(error)}")
+            raise error(f"{self.client} {words[0]}: {_last(errors)}")
         return output
 
     async def call(self, *words: str, limit_s: float = CALL_S) -> tuple[int, str, str]:
@@ -355,6 +363,17 @@ def _began(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return ""
+
+
+def _peak_mb(process: str) -> list[float]:
+    """Return the most memory that a process's control group has had, in MB; [] if the kernel does not count it."""
+    try:
+        groups = [line.split(":", 2)[1:] for line in Path(f"/proc/{process}/cgroup").read_text().splitlines()]
+        of_memory = {"memory": "memory{}/memory.max_usage_in_bytes", "": "{}/memory.peak"}
+        files = [f"/sys/fs/cgroup/{of_memory[kind].format(path)}" for kind, path in groups if kind in of_memory]
+        return [int(Path(file).read_text()) / 1e6 for file in files if os.path.exists(file)]
+    except OSError:
+        return []
 
 
 def _last(text: str) -> str:

@@ -4,19 +4,24 @@ The tests of a task never run where its agent was. Its container is stopped from
 artifacts is taken out of it, and a fresh container of the same image gets these and the tests. So a process, a program
 or a file that the agent leaves elsewhere changes no grade. A container that has ended while its agent had the word is a
 grade of 0, because its agent can end it; one that is gone, which no agent can bring about, is a repeated attempt.
+
+Tests that must look at the agent's own system run there if the config says ``grade: shared``. Its agent can then forge
+the reward, so the name of the dataset says it beside every score, and nothing can be trained on it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
+import os
 import shutil
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
 from agent_environments.program_config import variables as environment_variables
@@ -30,6 +35,7 @@ from agent_environments.protocol import (
     ToolUse,
     UnknownTask,
 )
+from agent_environments.shared_grade import SHARED_GRADE, refuse_shared_grade
 from agent_environments.slots import Slots
 from agent_environments.tool_calls import BadCall, ToolCall, parse_tool_calls, render_tool_call, tools_section
 from agent_environments.tools.answer import FAILED, WRONG_ARGUMENTS, joined_results, mistake_of
@@ -47,7 +53,7 @@ INSTRUCTIONS = (
 SHELL = "shell"
 _VERDICT_BYTES = 64 << 20
 _PREPARE = (
-    'mkdir -p /tests /logs/verifier /logs/agent /logs/artifacts; chmod "$0" /tests /logs/verifier; rm -rf -- "$@"'
+    'rm -rf -- "$@"; mkdir -p /tests /logs/verifier /logs/agent /logs/artifacts; chmod "$0" /tests /logs/verifier'
 )
 _TEST = 'mkdir -p "$0"; cd "$0"; chmod +x /tests/test.sh; /tests/test.sh >/logs/verifier/test-stdout.txt 2>&1'
 
@@ -99,6 +105,7 @@ class HarborEnvironment:
         self._names: list[str] = []
         self._shell: Shell | None = None
         self._entrance: Path | None = None
+        self._up: asyncio.Task[HarborTask] | None = None
         self._left_s = 0.0
         self._closed = False
 
@@ -113,17 +120,28 @@ class HarborEnvironment:
         await self._containers.begin(name, task, image, workdir, mounted)
         return name
 
+    def bring_up(self, task: HarborTask) -> None:
+        """Begin to start the container and its shell; :meth:`start` waits for them."""
+        self._up = asyncio.create_task(self._bring_up(task))
+
+    async def _bring_up(self, task: HarborTask) -> HarborTask:
+        await self._begin(task, self._pool.programs)
+        self._left_s = task.agent_s
+        if wrong := (await self._run("true", task))[1]:
+            raise EnvironmentCrashed(f"task {task.id}: no shell starts in its container: {wrong}")
+        return task
+
     async def start(self, task_id: str) -> list[Message]:
-        """Start the container, and its shell.
+        """Start the container and its shell, or wait for those of this episode that are being started.
 
         Raises:
             EnvironmentCrashed: the back end cannot start them.
         """
-        task = self._pool.task(task_id)
-        await self._begin(task, self._pool.programs)
-        self._task, self._left_s = task, task.agent_s
-        if (await self._run("true", task))[1]:
-            raise EnvironmentCrashed(f"task {task_id}: there is no shell in its container")
+        if self._up is None:
+            self.bring_up(self._pool.task(task_id))
+        assert self._up is not None, "it has just begun"
+        self._task = task = await asyncio.shield(self._up)
+        assert task.id == task_id, "an episode is acquired for its own task"
         if self._entrance is not None:
             return [Message("system", str(self._entrance)), Message("user", task.instruction)]
         instructions = INSTRUCTIONS.format(workdir=", ".join(self._pool.artifacts(task)))
@@ -181,7 +199,7 @@ class HarborEnvironment:
         """Run the task's tests in a new container and return their reward; 0 if they give none.
 
         Raises:
-            EnvironmentCrashed: the episode was not started, the agent's container is gone, or no new one starts.
+            EnvironmentCrashed: the episode was not started, a container is gone, or no new one starts.
         """
         if self._task is None:
             raise EnvironmentCrashed("nothing to grade: the episode was never started")
@@ -192,27 +210,34 @@ class HarborEnvironment:
             await self._shell.close()
         with contextlib.ExitStack() as opened:
             try:
-                await containers.stop(agent)
                 left = []
-                for path in self._pool.artifacts(task):
-                    if (taken := await containers.take(agent, path, self._pool.artifacts_mb << 20)) is not None:
-                        left.append(opened.enter_context(taken))
+                if not self._pool.shared:
+                    await containers.stop(agent)
+                    for path in self._pool.artifacts(task):
+                        if (taken := await containers.take(agent, path, self._pool.artifacts_mb << 20)) is not None:
+                            left.append(opened.enter_context(taken))
                 rewards = await self._tested(task, left)
+                grade = Grade(rewards["reward"], rewards["reward"] == 1.0, rewards=rewards)
             except (Unusable, ValueError, RecursionError) as error:
-                return Grade.of_ungradable(str(error))
-        reward = rewards["reward"]
-        return Grade(reward, reward == 1.0, rewards=rewards)
+                grade = Grade.of_ungradable(str(error))
+        # If somebody removed a container meanwhile, files may be missing: that is not the agent's doing.
+        await containers.must("inspect", "-f", "{{.Id}}", *self._names)
+        return grade
 
     async def _tested(self, task: HarborTask, left: Sequence[IO[bytes]]) -> dict[str, float]:
-        """Run the tests and return their rewards. Raises ValueError if they write none, Unusable at the deadline."""
+        """Run the tests and return their rewards. Raises ValueError if they write none, Unusable at the deadline, or if
+        the agent's own container does not take them."""
         containers, workdir = self._containers, self._pool.images[task.id][1]
-        grader = await self._begin(task)
+        shared = self._pool.shared
+        grader = self._names[0] if shared else await self._begin(task)
+        removed = ("/tests", "/logs/verifier") if shared else self._pool.artifacts(task)
+        error = Unusable if shared else EnvironmentCrashed
         mode = "700" if task.verifier_user is None else "777"
         as_root = ("exec", "-u", "0", "-w", "/", grader, "bash", "-c")
-        await containers.must(*as_root, _PREPARE, mode, *self._pool.artifacts(task))
+        await containers.must(*as_root, _PREPARE, mode, *removed, error=error)
         for files in left:
             await containers.give(grader, files)
-        await containers.must("cp", f"{task.folder / 'tests'}/.", f"{grader}:/tests")
+        await containers.must("cp", f"{task.folder / 'tests'}/.", f"{grader}:/tests", error=error)
         variables = [f"--env={name}={value}" for name, value in task.verifier_variables.items()]
         user = [] if task.verifier_user is None else ["-u", task.verifier_user]
         test = ("exec", "-w", "/", *variables, *user, grader, "bash", "-c", _TEST, workdir)
@@ -229,10 +254,19 @@ class HarborEnvironment:
             raise ValueError(f"{error}" + (f"; they end with {lines[-1]!r:.200}" if lines else "")) from error
 
     async def close(self) -> None:
-        """End the shell and remove the containers."""
-        if self._closed:
-            return
-        self._closed = True
+        """End the shell, remove the containers and give back the slot."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self.remove()
+            finally:
+                self._pool.release()
+
+    async def remove(self) -> None:
+        """End the shell and remove the containers. One that is being started starts first: of one whose start is cut
+        short, podman may forget the processes."""
+        if self._up is not None:
+            await asyncio.gather(self._up, return_exceptions=True)
         try:
             if self._shell is not None:
                 await self._shell.close()
@@ -241,7 +275,6 @@ class HarborEnvironment:
         finally:
             if self._entrance is not None:
                 shutil.rmtree(self._entrance)
-            self._pool.release()
 
 
 def _command(call: ToolCall | BadCall) -> str | None:
@@ -286,7 +319,9 @@ class HarborPool:
         observation_max_tokens: length of the results of a turn's calls together.
         artifacts_mb: most data that an agent may leave for grading.
         programs: True if the agent is a program that runs in the container (:mod:`loop_contrib.harbor.inside`).
-        max_worlds: most episodes at a time. Each has one container, and a second during grading.
+        grade: ``separate``: tests run in a fresh container; or ``shared``: where the agent worked, for evaluation only.
+        max_worlds: most episodes at a time. Each has one container, and a second during grading. The containers of half
+            as many waiting episodes start ahead.
 
     Raises:
         ValueError: a task or an option is wrong; one line.
@@ -304,17 +339,21 @@ class HarborPool:
         observation_max_tokens: int = 3000,
         artifacts_mb: int = 256,
         programs: bool = False,
+        grade: Literal["separate", "shared"] = "separate",
         max_worlds: int = 8,
     ) -> None:
         if min(deadline_s, max_characters, observation_max_tokens, artifacts_mb, max_worlds) <= 0:
             raise ValueError(
                 "deadline_s, max_characters, observation_max_tokens, artifacts_mb and max_worlds must be above 0"
             )
+        if grade not in ("separate", "shared"):
+            raise ValueError(f"grade is separate or shared, not {grade!r}")
+        self.shared = grade == "shared"
         self.containers = Containers(backend)
         self._table: TaskTable = read_folder(tasks, environment_variables("variables", variables or {}))
         if held_out is not None:
             self._table.hold_out(held_out)
-        self.dataset = "harbor"
+        self.dataset = f"harbor ({SHARED_GRADE})" if self.shared else "harbor"
         all_tasks = {row["id"]: row["task"].digest() for row in self._table.all()}
         self.description = Description(behavior=(TOOLS_BEHAVIOR,), identity={"tasks": digest(all_tasks)})
         self.images: dict[str, tuple[str, str]] = {}
@@ -323,6 +362,8 @@ class HarborPool:
         self.cut = (observation_max_tokens, token_spans)
         self.programs = programs
         self._slots = Slots(max_worlds)
+        self._next = Slots(max(1, max_worlds // 2))
+        """The episodes that come next: their containers start while others run."""
 
     async def open(self) -> None:
         """Look for the back end, remove containers of ended processes, and make the missing images.
@@ -347,7 +388,13 @@ class HarborPool:
             self.task(task_id)
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
-        """Check task ids before the pool is opened, and return them. Raises FileNotFoundError without a back end."""
+        """Check task ids before the pool is opened for training, and return them.
+
+        Raises:
+            ValueError: the grade is shared.
+            FileNotFoundError: there is no back end.
+        """
+        refuse_shared_grade(self.dataset)
         self.containers.find()
         if isinstance(split, str):
             return self.tasks(split)
@@ -378,15 +425,34 @@ class HarborPool:
         await self._slots.take()
         return HarborEnvironment(self)
 
+    async def acquire_for(self, episode_id: str, task_id: str) -> HarborEnvironment:
+        """Wait for a slot. The containers of the episodes that come next start meanwhile; each is of one episode."""
+        task, environment = self.task(task_id), HarborEnvironment(self)
+        await self._next.take()
+        try:
+            environment.bring_up(task)
+            await self._slots.take()
+        except BaseException:
+            await environment.remove()
+            raise
+        finally:
+            self._next.give_back()
+        return environment
+
     def release(self) -> None:
         """Take back a place. An environment calls this once, when it closes."""
         self._slots.give_back()
 
     def status(self) -> PoolStatus:
-        return PoolStatus(self._slots.taken, self._slots.waiting)
+        """Return the counters, with the episodes a core, and the mean of the latest episodes' peaks of memory."""
+        details = {"episodes_per_core": self._slots.taken / len(os.sched_getaffinity(0))}
+        if peaks := self.containers.peaks_mb:
+            details["episode_mb"] = sum(peaks) / len(peaks)
+        return PoolStatus(self._slots.taken, self._slots.waiting + self._next.waiting, details=details)
 
     async def close(self) -> None:
         """Refuse all waiting episodes, and remove all containers of this process."""
+        self._next.close()
         self._slots.close()
         with contextlib.suppress(FileNotFoundError, EnvironmentCrashed):  # where it never opened
             await self.containers.close()

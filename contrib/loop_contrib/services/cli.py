@@ -23,6 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from agent_environments.protocol import ENVIRONMENTS, EnvironmentFault, create_pool, is_harness, pool_class
+from agent_environments.shared_grade import refuse_shared_grade
 from loop_contrib.services.server import MAX_SESSIONS, EnvironmentServer
 from loop_contrib.services.service_pool import TOKEN_VARIABLE
 from loop_plumbing import running_time
@@ -74,6 +75,7 @@ async def serve(arguments: argparse.Namespace, token: str) -> None:
     if is_harness(arguments.name):
         raise ValueError("a harness cannot be served; its world can")
     pool = create_pool(arguments.name, dict(arguments.options), no_spans)
+    refuse_shared_grade(pool.dataset)  # its clients would not know
     await pool.open()
     runner = None
     try:

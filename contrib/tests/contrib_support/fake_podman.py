@@ -2,7 +2,7 @@
 """Stands in for podman: a container is a folder below FAKE_PODMAN, and a shell is a real bash in its folder `app`.
 
 Its tests pay 1 where `app/hello.txt` says hello. What it is asked stands in the file `calls`; a word in the file
-`broken` fails.
+`broken` fails. The file `removed` counts the calls of `stop` after which somebody removes the container.
 """
 
 import os
@@ -41,7 +41,8 @@ def cp(source: str, target: str) -> None:
 
 def test(box: Path, rest: list[str]) -> None:
     if "mkdir -p /tests" in " ".join(rest):
-        shutil.rmtree(box / "app")
+        if "/app" in rest:
+            shutil.rmtree(box / "app")
         (box / "logs/verifier").mkdir(parents=True)
     else:
         hello = box / "app/hello.txt"
@@ -63,10 +64,14 @@ match WORDS:
         (HOME / "containers" / name / "app").mkdir(parents=True)
     case ["ps", *_]:
         print("\n".join(os.listdir(HOME / "containers")) if (HOME / "containers").exists() else "")
-    case ["inspect", *_]:
-        if not box.exists():
+    case ["inspect", _, _, *names]:
+        if not all((HOME / "containers" / name).exists() for name in names):
             sys.exit("Error: no such container")
-        print("exited" if (box / "ended").exists() else "running")
+        print("exited 0" if (box / "ended").exists() else "running 0")
+    case ["stop", _] if (HOME / "removed").exists():
+        (HOME / "removed").write_text((HOME / "removed").read_text()[1:])
+        if not (HOME / "removed").read_text():
+            shutil.rmtree(box)
     case ["rm", *_]:
         shutil.rmtree(box, ignore_errors=True)
     case ["cp", source, target]:

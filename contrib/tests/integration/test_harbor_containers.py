@@ -3,14 +3,16 @@
 `tests/drills/harbor.sh` makes the image that HARBOR_IMAGE names, and runs this.
 """
 
+import asyncio
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from agent_environments.protocol import EnvironmentCrashed, create_pool
+from agent_environments.protocol import EnvironmentCrashed, acquire, create_pool
 from loop_recipes.own_task.oracle import ask_oracle
 from support.adapter_support import word_spans
 from support.episodes import open_pool
@@ -45,7 +47,7 @@ def harbor(tmp_path, monkeypatch):
         for file, text in {**TABLES["shared"], **files}.items():
             (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name / file).write_text(text.replace("IMAGE", image))
-    return lambda: create_pool("harbor", {"tasks": str(tmp_path), "deadline_s": 15.0}, word_spans)
+    return lambda **options: create_pool("harbor", {"tasks": str(tmp_path), "deadline_s": 15.0, **options}, word_spans)
 
 
 async def played(pool, task_id, commands, between=lambda environment: None):
@@ -121,7 +123,44 @@ async def test_no_attack_is_paid_or_voids_its_episode(harbor, name):
         assert [word for word in (SECRET, "REACHED") if word in shown] == []
         assert (await played(pool, "write", await pool.expert("write")))[1].reward == 1.0
         assert pool.status().open_worlds == 0
-        assert await pool.containers._named("loop-harbor") == []
+        own = pool.containers.name().rpartition("-")[0].rpartition("-")[0]
+        assert [name for name, *_ in await pool.containers.left() if name.startswith(own)] == []
+
+
+@pytest.mark.parametrize("name", TABLES["on a shared grade"])
+async def test_what_an_agent_breaks_is_graded_where_it_worked_too(harbor, name, tmp_path):
+    (tmp_path / "write" / "task.toml").write_text("[verifier]\ntimeout_sec = 10\n")
+    async with open_pool(harbor(grade="shared")) as pool:
+        shown, grade = await played(pool, "write", TABLES["on a shared grade"][name])
+        print(shown[-500:], grade)
+        assert grade.ungradable
+        assert (await played(pool, "write", await pool.expert("write")))[1].reward == 1.0
+
+
+async def first_command_s(pool, number):
+    """Seconds from an episode's slot to the answer to its first command; the episode lasts some seconds."""
+    environment = await acquire(pool, str(number), "write")
+    began = time.monotonic()
+    try:
+        await environment.start("write")
+        await environment.step(pool.message("true"))
+        seconds = time.monotonic() - began
+        await environment.step(pool.message("sleep 4"))
+        assert (await environment.grade()).reward == 0.0
+        return seconds
+    finally:
+        await environment.close()
+
+
+async def test_a_container_that_started_ahead_answers_sooner(harbor, capsys):
+    async with open_pool(harbor(max_worlds=8)) as pool:
+        seconds = await asyncio.gather(*(first_command_s(pool, number) for number in range(24)))
+        cold, ahead = sorted(seconds[:8]), sorted(seconds[8:])
+        with capsys.disabled():
+            print(f"\nfirst command, eight at once: {cold[4]:.2f} s (median), {cold[-1]:.2f} s (longest)")
+            print(f"the next sixteen, partly ahead: {ahead[8]:.2f} s (median), {ahead[-1]:.2f} s (longest)")
+            print(f"of an episode: {pool.status().details['episode_mb']:.1f} MB")
+        assert ahead[8] < cold[4]
 
 
 async def test_files_survive_a_deadline_and_processes_do_not(harbor):

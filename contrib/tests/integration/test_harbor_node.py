@@ -191,12 +191,22 @@ def test_the_tiny_policy_is_trained_for_two_iterations(task_folders, tmp_path):
     assert all(line["gap_verdict"] == "ok" for line in lines if line["steps"])
 
 
-async def test_mini_swe_agent_works_inside_the_container_in_one_sequence(task_folders, tmp_path):
-    mini = 'python3 /opt/agent/bin/mini -y --exit-immediately -m openai/policy --task="$(cat /loop/prompt.md)"'
-    play = ["{python}", "-m", "loop_contrib.harbor.inside", "bash", "-c", mini]
+PROGRAMS = {
+    "mini-swe-agent": "python3 /opt/agent/bin/mini -y --exit-immediately -m openai/policy "
+    '--task="$(cat /loop/prompt.md)"',
+    "openhands-sdk": "LLM_MODEL=openai/policy LLM_BASE_URL=$OPENAI_BASE_URL LLM_API_KEY=$OPENAI_API_KEY "
+    "python3 /opt/agent/openhands_sdk_runner.py --instruction-file=/loop/prompt.md --logs-dir=/logs/agent "
+    "--trajectory-path=/logs/agent/trajectory.json",
+}
+"""Installed agents of Harbor, as Harbor starts them in a container."""
+
+
+@pytest.mark.parametrize("agent", PROGRAMS)
+async def test_an_installed_agent_works_inside_the_container_in_one_sequence(agent, task_folders, tmp_path):
+    play = ["{python}", "-m", "loop_contrib.harbor.inside", "bash", "-c", PROGRAMS[agent]]
     world = {"name": "harbor", "tasks": str(task_folders / whole_agents.TASK), "programs": True}
     harness = {"command": play, "world": world, "tasks": None, "task_files": None, "grade_command": None}
-    policy = whole_agents.write_policy(tmp_path / "policy")
-    outcome = await whole_agents.play("mini-swe-agent", harness, policy, tmp_path / "episode")
+    policy, says = whole_agents.write_policy(tmp_path / "policy"), whole_agents.AGENTS[agent].says
+    outcome = await whole_agents.play(agent, harness, policy, tmp_path / "episode", lambda folder: says("/app"))
     assert (outcome.sequences, outcome.turns, outcome.reward) == (1, 5, 1.0)
     assert (outcome.end_reason, outcome.exit_status, outcome.refusals) == ("completed", 0, [])

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from agent_environments.shared_grade import refuse_shared_grade
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout
 from loop_formats.run_files import find_logs, read_rollouts
@@ -137,7 +138,8 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
         require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
         for log in logs:
             if path.is_file() or _to_learn_from(log, maker.reads_branches):
-                rollouts += _read(log, vocabulary)
+                with raised_as(ConfigError, "rollouts.logs: "):
+                    rollouts += read_to_train_on(log, vocabulary)
     require(
         rollouts,
         "rollouts.logs: no rollouts, or only scores and branches, are there; to train on one, name its log",
@@ -155,9 +157,15 @@ def _to_learn_from(log: Path, branches: bool) -> bool:
     return not name.is_score and (branches or not name.branch)
 
 
-def _read(log: Path, vocabulary: int) -> list[Rollout]:
-    with raised_as(ConfigError, "rollouts.logs: "):
-        rollouts = read_rollouts(log, vocabulary)
-    texts = next((rollout.rollout_id for rollout in rollouts if rollout.text_only), None)
-    require(texts is None, f"rollouts.logs: {log}: rollout {texts} has no token ids (it is an endpoint's)")
+def read_to_train_on(log: Path, vocabulary: int) -> list[Rollout]:
+    """Return the rollouts of a log as :func:`read_rollouts`.
+
+    Raises:
+        ValueError: also for a rollout without token ids, or one whose agent could forge its reward.
+    """
+    rollouts = read_rollouts(log, vocabulary)
+    for rollout in rollouts:
+        if rollout.text_only:
+            raise ValueError(f"{log}: rollout {rollout.rollout_id} has no token ids (it is an endpoint's)")
+        refuse_shared_grade(rollout.dataset)
     return rollouts

@@ -11,10 +11,11 @@ from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout, by_episode
-from loop_formats.run_files import only_logs, read_lines, read_rollouts
+from loop_formats.run_files import only_logs, read_lines
 from loop_formats.run_folder import FOLDERS_ABOVE, STREAM_FILE, read_description
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
+from loop_recipes.rollouts.fixed_set import read_to_train_on
 from loop_recipes.rollouts.source import Collected, NoRollouts
 
 
@@ -90,10 +91,7 @@ class ReplaySource:
 
     def _read_log(self, log: Path) -> list[Rollout]:
         with raised_as(ConfigError, "rollout_node.replay: "):
-            rollouts = read_rollouts(log, self._vocabulary)
-        if any(rollout.text_only for rollout in rollouts):
-            raise ConfigError(f"rollout_node.replay: {log} holds rollouts of text alone, which cannot be trained on")
-        return rollouts
+            return read_to_train_on(log, self._vocabulary)
 
 
 def _taken(folder: Path, logs: Collection[str]) -> list[list[str]]:

@@ -75,5 +75,5 @@ def test_an_endpoints_rollouts_are_refused(tmp_path):
     turns = [replace(turn, start=0, end=0) for turn in rollout.turns]
     text = replace(rollout, token_ids=[], mask=[], sampler_logprobs=[], turns=turns).validate()
     log_path(tmp_path, training_id("old", 1, "[]")).write_text(text.to_json() + "\n")
-    with pytest.raises(ConfigError, match=r"old-i0001-.*\.jsonl holds rollouts of text alone.* cannot be trained on"):
+    with pytest.raises(ConfigError, match=r"old-i0001-.*\.jsonl: .*has no token ids"):
         ReplaySource(tmp_path).tasks("train")

@@ -1,5 +1,6 @@
 """Folders of tasks, and episodes with a stand-in for podman; real containers are in tests/drills/harbor.sh."""
 
+import asyncio
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import pytest
 
 from agent_environments.conformance import check_conformance
 from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_pool
+from agent_environments.shared_grade import SHARED_GRADE, refuse_shared_grade
 from agent_environments.tool_calls import ToolCall, render_tool_call
 from loop_contrib.harbor.containers import Containers
 from loop_contrib.harbor.pool import reward_of
@@ -18,6 +20,7 @@ from loop_contrib.harbor.tasks import check_artifact, read_task
 from support.adapter_support import word_spans
 from support.episodes import open_pool
 from support.texts import texts_beside
+from support.waiting import wait_until
 
 TABLES = texts_beside(__file__)
 FAKE = Path(__file__).parents[3] / "tests" / "contrib_support" / "fake_podman.py"
@@ -150,6 +153,65 @@ async def test_who_ends_a_container_decides_between_a_grade_and_another_attempt(
             await played(pool, "true", before_grade=lambda: (podman / "broken").write_text("inspect"))
 
 
+@pytest.mark.fault("a container that somebody removes during the grade costs its agent the reward")
+@pytest.mark.parametrize("stops", [1, 2])
+async def test_a_container_that_is_removed_during_the_grade_is_another_attempt(harbor, podman, stops):
+    async with open_pool(harbor()) as pool:
+        with pytest.raises(EnvironmentCrashed, match="no such container"):
+            await played(
+                pool,
+                "echo hello > hello.txt",
+                before_grade=lambda: (podman / "removed").write_text("x" * stops),
+            )
+
+
+async def test_a_shared_grade_is_the_configs_alone_and_for_evaluation_alone(harbor, podman, tmp_path):
+    task = tmp_path / "tasks" / "hello" / "task.toml"
+    task.write_text('grade = "shared"\n[verifier]\nenvironment_mode = "shared"\n')
+    for grade, shared in (("separate", 0), ("shared", 1)):
+        async with open_pool(harbor(grade=grade)) as pool:
+            assert (await played(pool, "echo hello > hello.txt"))[1].reward == 1.0
+            assert (SHARED_GRADE in pool.dataset) == shared
+        runs = [line for line in (podman / "calls").read_text().splitlines() if line.startswith("run")]
+        assert len(runs) == 2 + shared
+    with pytest.raises(ValueError, match="for `loop eval` alone"):
+        refuse_shared_grade(pool.dataset)
+
+
+async def test_what_an_agent_breaks_is_graded_where_it_worked_too(harbor, podman):
+    async with open_pool(harbor(grade="shared")) as pool:
+        _, grade = await played(pool, "true", before_grade=lambda: (podman / "broken").write_text("cp"))
+        assert grade.ungradable == "podman cp: Error: so it says"
+
+
+async def test_the_containers_of_the_next_episodes_start_while_others_run(harbor, podman):
+    def containers():
+        return sorted(os.listdir(podman / "containers"))
+
+    async with open_pool(harbor(max_worlds=2)) as pool:
+        first = [await pool.acquire_for(str(n), "hello") for n in range(2)]
+        for environment in first:
+            await environment.start("hello")
+        waiting = [asyncio.create_task(pool.acquire_for(str(n), "hello")) for n in range(2, 5)]
+        await wait_until(lambda: len(containers()) == 3)
+        assert pool.status().waiting == 3
+        ahead = (set(containers()) - {name for environment in first for name in environment._names}).pop()
+        await first[0].close()
+        next_one = await waiting[0]
+        await next_one.start("hello")
+        assert next_one._names == [ahead]
+        assert (await next_one.grade()).reward == 0.0
+        for task in waiting[1:]:
+            task.cancel()
+        await asyncio.gather(*waiting[1:], return_exceptions=True)
+        assert containers() == sorted(next_one._names + first[1]._names)
+        assert pool.status().details == {"episodes_per_core": 2 / len(os.sched_getaffinity(0))}
+        await next_one.close()
+        await first[1].close()
+        assert containers() == []
+        assert (pool.status().open_worlds, pool.status().waiting) == (0, 0)
+
+
 async def test_what_is_left_is_bounded_and_a_link_leads_nowhere(harbor):
     async with open_pool(harbor(artifacts_mb=1)) as pool:
         _, grade = await played(pool, "echo hello > hello.txt; truncate -s 1G big")
@@ -163,12 +225,14 @@ async def test_what_is_left_is_bounded_and_a_link_leads_nowhere(harbor):
 async def test_containers_of_processes_that_are_gone_are_removed(harbor, podman):
     left = podman / "containers" / "loop-harbor-4194999-77-0-abc"
     own = podman / "containers" / f"{Containers('podman')._own}-9-abc"
-    other = podman / "containers" / "somebody"
-    for folder in (left, own, other):
+    others = [podman / "containers" / name for name in TABLES["not ours"]]
+    for folder in (left, own, *others):
         folder.mkdir(parents=True)
     async with open_pool(harbor()):
         assert (left.exists(), own.exists()) == (False, True)
-    assert (own.exists(), other.exists()) == (False, True)
+    assert not own.exists()
+    assert all(other.exists() for other in others)
+    assert "--filter label=loop-harbor" in (podman / "calls").read_text()
 
 
 async def test_it_conforms(harbor):
@@ -179,7 +243,12 @@ async def test_it_conforms(harbor):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"backend": "ssh"}, "must be podman or docker"), ({"tasks": "nowhere"}, "no folder nowhere")]
+    ("options", "says"),
+    [
+        ({"backend": "ssh"}, "must be podman or docker"),
+        ({"tasks": "nowhere"}, "no folder nowhere"),
+        ({"grade": "here"}, "separate or shared, not 'here'"),
+    ],
 )
 def test_options_that_are_wrong(harbor, options, says):
     with pytest.raises(ValueError, match=says):

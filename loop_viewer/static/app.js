@@ -43,6 +43,7 @@ const KEYS = [
   ["e", "next turn that failed or was cut"],
   ["f", "next filter"],
   ["/", "search for a text or an id"],
+  ["n", "next rollout with the searched text, of any iteration"],
   ["?", "this help"],
 ];
 
@@ -143,7 +144,7 @@ function App() {
       ${help && html`<${Help} onClose=${() => setHelp(false)} />`}`;
   }
   const item = run.collections.find((entry) => entry.id === address.collection);
-  const common = { ...address, stamp: item ? `${item.bytes} ${run.metrics.length}` : "", key: address.collection };
+  const common = { ...address, stamp: item ? `${item.bytes} ${run.metrics.length}` : "", key: address.collection, collections: run.collections };
   const live = run.head.runs && !isExport && !trouble;
   return html`<header>
       <${Crumbs} address=${address} run=${run} shown=${shown} />

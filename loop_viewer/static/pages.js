@@ -93,6 +93,7 @@ function RunPage({ run }) {
     <${Damage} damage=${run.damage} />
     ${metrics.length > 0 &&
     html`<div class="curves">${CURVES.map((curve) => html`<${Curve} ...${curve} metrics=${metrics} open=${open} />`)}</div>`}
+    ${collections.length > 0 && html`<${SearchAll} collections=${collections} />`}
     <div class="lists">${Object.entries(LISTS).map(([title, kinds]) => {
       const items = collections.filter(({ kind }) => kinds.includes(kind));
       return items.length > 0 && html`<div key=${title}><h2>${title}</h2>
@@ -172,6 +173,55 @@ function RolloutCell({ collection, entry, here }) {
 }
 
 const SEARCH_AFTER_MS = 200;
+
+/** A field for a text to search; `onText` is called with it when typing pauses. */
+function SearchField({ label, value, onText }) {
+  const field = useRef(null);
+  const typing = useRef(0);
+  useKeys({ "/": () => field.current.focus() });
+  const type = (text) => {
+    clearTimeout(typing.current);
+    typing.current = setTimeout(() => onText(text), SEARCH_AFTER_MS);
+  };
+  return html`<label>${label} <input type="search" ref=${field} value=${value}
+    onInput=${(event) => type(event.target.value)}
+    onKeyDown=${(event) => {
+      if (event.key !== "Escape") return;
+      event.preventDefault(); // which would empty the field
+      event.target.blur();
+    }} /></label>`;
+}
+
+/** Search all collections of a run for a text: how many sequences of each have it, with a link to their list. */
+function SearchAll({ collections }) {
+  const [text, setText] = useState("");
+  const found = useLoaded(
+    async () => (text ? await Promise.all(collections.map(async (item) => ({ item, count: (await api.search(item.id, text)).length }))) : []),
+    [text, collections.map(({ id, bytes }) => `${id} ${bytes}`).join()],
+  );
+  const hits = (found.value ?? []).filter(({ count }) => count);
+  return html`<div class="filters"><${SearchField} label="text in all rollouts" value=${text} onText=${setText} />
+    ${found.error && html`<span class="error">${found.error}</span>`}
+    ${text && !found.error && html`<span id="hits">${found.loading ? "…" : hits.length ? hits.map(
+      ({ item, count }) => html`<a class="stop" href=${`${link("c", item.id)}?${new URLSearchParams({ ...chosenFilters, filter: "all", text })}`}><bdi>${item.name}</bdi>: ${count}</a> `,
+    ) : "no rollout has this text"}</span>`}
+  </div>`;
+}
+
+/** Open the next rollout with the searched text: of the list, else of the collections after it, and again from the first. */
+async function openNextFound(collections, listed) {
+  const { collection, cursor, view = "conversation" } = readAddress();
+  const { text } = chosenFilters;
+  if (!text) return;
+  const next = listed[listed.findIndex((entry) => entry.cursors.includes(cursor)) + 1];
+  if (next) return void (location.hash = link("c", collection, "r", next.cursor, view));
+  const after = collections.findIndex(({ id }) => id === collection) + 1;
+  for (const { id } of [...collections.slice(after), ...collections.slice(0, after)]) {
+    const [first] = await api.search(id, text);
+    if (first !== undefined) return void (location.hash = link("c", id, "r", first, view));
+  }
+}
+
 const chosenFilters = { filter: "all", order: "task", backwards: "", text: "" };
 
 /** The filters of the address, which wins, or those chosen last; unknown names are left out. */
@@ -214,26 +264,20 @@ function useListing(collection, stamp, { filter, order, backwards, text }, failu
   return { all: all.value, ...shown, searching: found.loading && text, error: all.error || found.error };
 }
 
-function CollectionPage({ collection, stamp, failures, damage }) {
+function CollectionPage({ collection, collections, stamp, failures, damage }) {
   const [settings, setSettings] = useState(readFilters);
   const set = (change) => {
     setSettings({ ...Object.assign(chosenFilters, change) });
     history.replaceState(null, "", `${link("c", collection)}?${new URLSearchParams(chosenFilters)}`);
   };
-  const typing = useRef(0);
-  const type = (text) => {
-    clearTimeout(typing.current);
-    typing.current = setTimeout(() => set({ text }), SEARCH_AFTER_MS);
-  };
   const { all, entries, tasks, searching, error } = useListing(collection, stamp, settings, failures);
-  const search = useRef(null);
   const cycle = () => {
     const names = Object.keys(FILTERS);
     set({ filter: names[(names.indexOf(settings.filter) + 1) % names.length] });
   };
   useKeys({
-    "/": () => search.current?.focus(),
     f: cycle,
+    n: () => openNextFound(collections, entries),
     j: () => moveFocus(1),
     k: () => moveFocus(-1),
     u: () => (location.hash = "#/"),
@@ -245,13 +289,7 @@ function CollectionPage({ collection, stamp, failures, damage }) {
       <${Choice} label="show" options=${Object.keys(FILTERS)} value=${settings.filter} onChange=${(filter) => set({ filter })} />
       <${Choice} label="order" options=${Object.keys({ ...TASK_COLUMNS, ...ROLLOUT_COLUMNS })} value=${settings.order} onChange=${(order) => set({ order, backwards: "" })} />
       <button aria-pressed=${Boolean(settings.backwards)} onClick=${() => set({ backwards: settings.backwards ? "" : "1" })}>turned round</button>
-      <label>text <input type="search" ref=${search} value=${settings.text}
-        onInput=${(event) => type(event.target.value)}
-        onKeyDown=${(event) => {
-          if (event.key !== "Escape") return;
-          event.preventDefault(); // which would empty the field
-          event.target.blur();
-        }} /></label>
+      <${SearchField} label="text" value=${settings.text} onText=${(text) => set({ text })} />
       <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${searching ? " …" : ""}</span>
     </div>
     <${Damage} damage=${damage} />
@@ -453,7 +491,7 @@ function Program({ program }) {
     ${output && html`<details><summary>what it printed last</summary><pre>${output}</pre></details>`}`;
 }
 
-function RolloutPage({ collection, cursor, view, stamp, onShown }) {
+function RolloutPage({ collection, collections, cursor, view, stamp, onShown }) {
   const loaded = useLoaded(() => api.rollout(collection, cursor), [collection, cursor]);
   const { all = [], entries, searching, error } = useListing(collection, stamp, chosenFilters);
   const rollout = loaded.value;
@@ -476,6 +514,7 @@ function RolloutPage({ collection, cursor, view, stamp, onShown }) {
     j: () => scrollBy({ top: innerHeight * 0.6 }),
     k: () => scrollBy({ top: -innerHeight * 0.6 }),
     e: nextTrouble,
+    n: () => openNextFound(collections, entries),
     u: () => (location.hash = own ? link("c", collection, "t", own.task) : link("c", collection)),
   });
   useEffect(() => own && onShown({ cursor, task: own.task, index: own.index }), [own?.task, own?.index, cursor]);

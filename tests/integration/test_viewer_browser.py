@@ -149,6 +149,30 @@ async def test_filters_orders_and_search(run_folder, viewing):
         await true_in(page, marked)
 
 
+async def test_a_text_is_searched_in_all_iterations(run_folder, viewing):
+    counts = {
+        f"demo-i000{number}": len(opened(run_folder).search(f"demo-i000{number}", "step 2")) for number in (1, 2, 3)
+    }
+    assert all(counts.values())
+    async with viewing(run_folder) as (page, address):
+        await show(page, address, ready="input[type=search]")
+        await page.keyboard.press("/")
+        await page.keyboard.type("step 2")
+        await true_in(page, "document.querySelectorAll('#hits a').length === 3")
+        listed = " ".join((await page.inner_text("#hits")).split())
+        assert all(f": {count}" in listed for count in counts.values())
+        await page.locator("#hits a").first.click()
+        opened_first = await page.evaluate("location.hash.split('?')[0]")
+        await true_in(page, "document.getElementById('shown')?.innerText.endsWith('of 24 rollouts')")
+        seen = set()
+        for _ in range(sum(counts.values())):
+            before = await page.evaluate("location.hash")
+            await page.keyboard.press("n")
+            await true_in(page, f"location.hash !== {json.dumps(before)} && document.getElementById('place')")
+            seen.add(await page.evaluate("location.hash.split('/')[2]"))
+        assert seen == set(counts), f"from {opened_first}"
+
+
 @pytest.mark.fault("from a list of solved rollouts the key ] led to one that was not solved, or not in the list")
 async def test_keys_follow_the_list_as_it_is_filtered_and_ordered(run_folder, viewing):
     """Across tasks, and each page has a title of its own, which also has the focus."""

@@ -36,8 +36,8 @@ async def screenshot(page: Page, name: str) -> None:
 
 async def says(page: Page, selector: str, text: str) -> None:
     """Wait until the first of ``selector`` shows ``text``: a message that was not in view yet has no inner text."""
-    await page.locator(selector).first.scroll_into_view_if_needed()
-    await true_in(page, f"document.querySelector({json.dumps(selector)}).innerText.includes({json.dumps(text)})")
+    shown = f"(each => each && (each.scrollIntoView(), each.innerText.includes({json.dumps(text)})))"
+    await true_in(page, f"{shown}(document.querySelector({json.dumps(selector)}))")
 
 
 async def show(page: Page, address: str, hash_: str = "", ready: str = "main section") -> None:

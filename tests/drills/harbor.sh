@@ -26,7 +26,7 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 END
 export CONTAINERS_CONF=$folder/containers.conf OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export HARBOR_IMAGE=localhost/loop-harbor-base HARBOR_AGENT_IMAGE=localhost/loop-harbor-agent HARBOR_PROGRAM=$folder/harbor/bin/harbor
+export HARBOR_IMAGE=localhost/loop-harbor-base HARBOR_AGENT_IMAGE=localhost/loop-harbor-agents HARBOR_PROGRAM=$folder/harbor/bin/harbor
 if ! podman image exists "$HARBOR_IMAGE"; then
     debootstrap --variant=minbase --include=python3 stable "$folder/root" >"$folder/log" || { tail -3 "$folder/log"; echo "skipped: debootstrap has no packages"; exit 77; }
     tar -C "$folder/root" -c . | podman import - "$HARBOR_IMAGE"

@@ -12,7 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent_environments.counter import CounterPool
 from agent_environments.description import description_of
+from agent_environments.protocol import PoolStatus
+from agent_environments.shared_grade import SHARED_GRADE
 from loop_formats.collection_request import Progress
+from loop_formats.ids import dev_id, evaluation_id, replay_id, search_id, share_id, training_id
 from loop_plumbing import moving
 from rollout_server import client as client_module
 from rollout_server.cli import main
@@ -99,6 +102,18 @@ async def test_what_cannot_be_collected_is_refused(running, changes, message):
     assert refused.value.status == 400
 
 
+async def test_only_an_evaluation_is_collected_where_an_agent_could_forge_its_reward(running, monkeypatch):
+    monkeypatch.setattr(running.node.pool, "dataset", f"counter ({SHARED_GRADE})")
+    for name in (training_id("run", 1, ""), dev_id("run", 1, ""), search_id("run", 1.0, 1), "mine"):
+        with pytest.raises(RolloutNodeError, match="could forge its own reward") as refused:
+            await running.call(running.client.start_collection, counter_request(name))
+        assert refused.value.status == 400
+    share = share_id(evaluation_id("base", ""), 1, 2)
+    for name in (share, replay_id(evaluation_id("base", ""), "only")):
+        rollouts, end = await running.collect(counter_request(name, tasks=["reach3_1"], rollouts_per_task=1))
+        assert (len(rollouts), end.reason) == (1, "complete")
+
+
 async def test_context_above_the_servers_is_refused(running):
     body = {**counter_request().to_dict(), "limits": {"max_context": 5000}}
     status, report = await asyncio.to_thread(ask, running.url, "POST", "/v1/collections", json.dumps(body))
@@ -175,8 +190,10 @@ async def test_unknown_collection_and_policy(running):
     assert refused.value.status == 404
 
 
-async def test_metrics_count_what_happened(running):
+async def test_metrics_count_what_happened(running, monkeypatch):
     rollouts, _ = await running.collect(counter_request())
+    figures = PoolStatus(details={"episode_mb": 4.5, "of a member": {}})
+    monkeypatch.setattr(running.node.pool, "status", lambda: figures)
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(running.url).netloc, timeout=DEADLINE_S)
     await asyncio.to_thread(connection.request, "GET", "/metrics", None, {"Authorization": f"Bearer {TOKEN}"})
     text = (await asyncio.to_thread(lambda: connection.getresponse().read())).decode()
@@ -185,6 +202,7 @@ async def test_metrics_count_what_happened(running):
     assert samples["rollout_turns_total",] == sum(len(rollout.turns) for rollout in rollouts)
     assert samples["rollout_sampled_tokens_total",] == sum(rollout.sampled_tokens for rollout in rollouts)
     assert samples["rollout_policy_version",] == 0
+    assert samples["rollout_environment_episode_mb",] == 4.5
     assert samples["rollout_server_up", "vllm-0"] == 1
     assert samples["rollout_router_requests_total",] == sum(len(rollout.turns) for rollout in rollouts)
     assert samples["rollout_router_failed_attempts_total",] == 0

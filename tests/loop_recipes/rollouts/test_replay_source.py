@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from agent_environments.shared_grade import SHARED_GRADE
 from loop_formats.ids import branch_id, dev_id, training_id
 from loop_formats.run_files import log_path, meta_path
 from loop_formats.schema import ConfigError
+from loop_recipes.config.sft_config import FixedSetConfig
+from loop_recipes.rollouts.fixed_set import read_fixed_set
 from loop_recipes.rollouts.replay_source import ReplaySource
 from loop_recipes.rollouts.source import NoRollouts
 from support.counter_node import counter_request
@@ -70,10 +73,19 @@ def test_a_damaged_log_is_named(tmp_path):
         ReplaySource(tmp_path).read(counter_request(training_id("new", 1, "[]")))
 
 
-def test_an_endpoints_rollouts_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"token_ids": [], "mask": [], "sampler_logprobs": []}, "has no token ids"),
+        ({"dataset": f"a:mine + b:harbor ({SHARED_GRADE})"}, "an agent could forge its own reward"),
+    ],
+)
+def test_rollouts_that_cannot_be_trained_on_are_refused(tmp_path, changed, says):
     rollout = write_log(tmp_path, training_id("old", 1, "[]"))
-    turns = [replace(turn, start=0, end=0) for turn in rollout.turns]
-    text = replace(rollout, token_ids=[], mask=[], sampler_logprobs=[], turns=turns).validate()
-    log_path(tmp_path, training_id("old", 1, "[]")).write_text(text.to_json() + "\n")
-    with pytest.raises(ConfigError, match=r"old-i0001-.*\.jsonl: .*has no token ids"):
+    turns = [replace(turn, start=0, end=0) for turn in rollout.turns] if "mask" in changed else rollout.turns
+    log = log_path(tmp_path, training_id("old", 1, "[]"))
+    log.write_text(replace(rollout, turns=turns, **changed).validate().to_json() + "\n")
+    with pytest.raises(ConfigError, match=rf"rollout_node\.replay: .*{says}"):
         ReplaySource(tmp_path).tasks("train")
+    with pytest.raises(ConfigError, match=rf"rollouts\.logs: .*{says}"):
+        read_fixed_set(FixedSetConfig(logs=[str(log)]))

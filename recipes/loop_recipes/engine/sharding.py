@@ -69,6 +69,10 @@ def place_model(
     float32. FSDP2 casts the masters of several ranks; on one rank, which holds the model whole, its layers cast them
     (:class:`~loop_recipes.engine.cuda_layers.FoldedLoRALinear`).
     """
+    require(
+        cuda_layers.VARLEN or device.type != "cuda" or not compile_layers,
+        f"compile: torch {torch.__version__} would compile each number of rollouts anew: give false, or torch 2.13",
+    )
     general = not isinstance(model, TransformerDecoder)
     choose_back_ends(attention, model, device, dtype)
     share_rope_cache(model)

@@ -62,12 +62,12 @@ def test_the_inputs_of_checkpointed_layers_and_nothing_else_wait_on_the_host():
     class Host(saved_tensors_hooks):
         def __init__(self, pin_memory):
             assert not pin_memory, "memory is pinned for a GPU"
-            super().__init__(lambda tensor: moved.append(tensor.shape) or tensor.clone(), lambda tensor: tensor)
+            super().__init__(lambda tensor: moved.append(tensor) or tensor.clone(), lambda tensor: tensor)
 
     with mock.patch.object(sharding, "save_on_cpu", Host):
         for offloading in (False, True):
             model = placed(activation_checkpointing=True, activation_offloading=offloading)
             found[offloading] = results(model, batch)
-    assert moved == [(1, 90, 32)] * 2
+    assert [tensor.shape for tensor in moved if tensor.numel()] == [(1, 90, 32)] * 2
     for one, other in zip(*found.values(), strict=True):
         assert torch.equal(one, other)

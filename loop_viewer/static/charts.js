@@ -8,8 +8,9 @@ const CURVES = [
   { title: "entropy (nats)", keys: { entropy: "entropy, exact, of kept tokens", entropy_estimate: "entropy, estimate, of sampled tokens" } },
   { title: "KL (nats)", keys: { approx_kl: "KL to the sampling policy", reference_kl: "KL to the base model" }, small: true },
   { title: "sampler against learner (nats)", keys: { gap_p99: "gap, 99th percentile" }, small: true },
-  { title: "shares (0 to 1)", keys: { clip_fraction: "ratios clipped", kept_fraction: "rollouts kept" } },
-  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting", seconds_recomputing: "old log-probs", seconds_updating: "updating", seconds_publishing: "publishing" } },
+  { title: "share of tokens (0 to 1)", keys: { clip_fraction: "ratios clipped" }, small: true },
+  { title: "share of rollouts (0 to 1)", keys: { kept_fraction: "rollouts kept" }, from: [0, 1] },
+  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting for rollouts", seconds_recomputing: "recomputing log-probs", seconds_updating: "updating", seconds_publishing: "publishing" } },
 ];
 const CURVE_HEIGHT = 200;
 const FOLDER_CURVE_HEIGHT = 320;

@@ -234,9 +234,9 @@ function BesidePage({ collection, cursor, other, run }) {
   const [first] = loaded.value;
   return html`<section>
     <${Opening} folded=${[]} task=${first.messages[openingOf(first) - 1]} />
-    <div class="beside">
-    ${loaded.value.map((each) => html`<h2><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
-      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}, advantage ${signed(each.advantage)}, ${each.turns.length} turns, ${each.end_reason}</span></h2>`)}
+    <p class="quiet">yellow: lines that the other's turn lacks; grey: turns that are the same in both</p>
+    <div class="beside">${loaded.value.map((each) => html`<h2><a class="stop" href=${link("c", each.collection, "r", each.cursor)}><bdi>${each.task_id} / ${each.index}</bdi></a>${" "}
+      <span class="quiet"><bdi>${nameOf(each.collection)}</bdi>, reward ${fixed(each.reward)}${advantageOf(each, ", advantage ")}, ${each.turns.length} turns, ${each.end_reason}</span></h2>`)}
     ${loaded.value.map(({ requirements }) => html`<${Requirements} requirements=${requirements} />`)}
     ${aligned(...steps).flatMap((places) => [0, 1].map((side) => {
       const [own, its] = [steps[side][places[side]], steps[1 - side][places[1 - side]]];

@@ -115,6 +115,8 @@ const percent = (value) => (value === null || value === undefined ? "–" : `${M
 /** With so many digits; what they round to nothing is 0, not -0. */
 const fixed = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1"));
 const signed = (value) => (value > 0.005 ? "+" : "") + fixed(value, 2);
+/** A rollout's advantage; "" if it has none, as in an evaluation. */
+const advantageOf = ({ advantage }, before = " ") => ((advantage ?? null) === null ? "" : before + signed(advantage));
 const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
 /** From the page of a folder to that of one of its runs, and back. */

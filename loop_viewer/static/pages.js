@@ -57,7 +57,7 @@ function Result({ result: { split, tasks, scores = [], comparisons } }) {
   const changes = ({ policy, sampling }) => comparisons.filter(({ second, sampling: of }) => second === policy && of === sampling);
   return scores.length > 0 && html`<div id="result"><h2>Result${split && ` on ${tasks} tasks of ${split}`}</h2>
     <table class="wide">
-      <thead><tr><th>policy</th><th>sampling</th><th>success, % [95 %]</th><th>reward</th><th>change in percentage points [95 %], tasks gained and lost</th></tr></thead>
+      <thead><tr><th>policy</th><th>sampling</th><th>success, % [95%]</th><th>reward</th><th>change in percentage points [95%], tasks gained and lost</th></tr></thead>
       <tbody>${scores.map((score) => html`<tr><td><bdi>${score.policy}</bdi></td><td>${score.sampling}</td><td>${points(score)}</td><td>${fixed(score.reward)}</td>
         <td>${changes(score).map((each) => html`<div>${points(each, "+")}: ${each.gained} gained, ${each.lost} lost against <bdi>${each.first}</bdi></div>`)}</td></tr>`)}</tbody>
     </table></div>`;
@@ -164,11 +164,11 @@ function Choice({ label, options, value, onChange }) {
 
 function RolloutCell({ collection, entry, here }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
-  const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns, advantage ${signed(entry.advantage)}`;
+  const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns${advantageOf(entry, ", advantage ")}`;
   return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} aria-current=${here && "page"}
     aria-label=${title} title=${entry.note ? `${title}\n${entry.note}` : title}>
     <b>${entry.success ? "✓" : percent(entry.reward)}${entry.note && " ✎"}</b>
-    <span class="quiet">${entry.turns}t ${signed(entry.advantage)}</span>
+    <span class="quiet">${entry.turns}t${advantageOf(entry)}</span>
   </a>`;
 }
 
@@ -288,7 +288,7 @@ function CollectionPage({ collection, collections, stamp, failures, damage }) {
     <div class="filters">
       <${Choice} label="show" options=${Object.keys(FILTERS)} value=${settings.filter} onChange=${(filter) => set({ filter })} />
       <${Choice} label="order" options=${Object.keys({ ...TASK_COLUMNS, ...ROLLOUT_COLUMNS })} value=${settings.order} onChange=${(order) => set({ order, backwards: "" })} />
-      <button aria-pressed=${Boolean(settings.backwards)} onClick=${() => set({ backwards: settings.backwards ? "" : "1" })}>turned round</button>
+      <button aria-pressed=${Boolean(settings.backwards)} onClick=${() => set({ backwards: settings.backwards ? "" : "1" })}>reverse</button>
       <${SearchField} label="text" value=${settings.text} onText=${(text) => set({ text })} />
       <span class="quiet" id="shown">${entries.length} of ${all.length} rollouts${searching ? " …" : ""}</span>
     </div>
@@ -309,7 +309,7 @@ function TaskTable({ collection, tasks, failures, settings, onOrder }) {
   const row = ({ task, group, mean, failed }) => html`<tr key=${task}>
     <${TaskCell} task=${task} asks=${group[0].asks} to=${link("c", collection, "t", task)} />
     <td>${fixed(mean)}</td>
-    <td class="attempts" title=${attemptsByTask({ [task]: failures[task] || {} })}>${failed}</td>
+    <td class=${failed ? "attempts" : "attempts none"} title=${attemptsByTask({ [task]: failures[task] || {} })}>${failed}</td>
     <td><div class="cells">${group.map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
   </tr>`;
   const columns = { ...TASK_COLUMNS, rollout: { heading: "rollouts: reward or ✓, turns, advantage" } };
@@ -363,7 +363,7 @@ function TaskPage({ collection, task, stamp }) {
   const group = siblingsOf(all, task);
   return html`<section>
     <p class="facts"><a href=${link("everywhere", task)}>this task ${EVERYWHERE}</a></p>
-    ${group.length > 0 && html`<${TaskColumns} collection=${collection} group=${group} />`}
+    ${group.length ? html`<${TaskColumns} collection=${collection} group=${group} />` : html`<p class="quiet">no rollout of this task here</p>`}
   </section>`;
 }
 
@@ -435,11 +435,11 @@ function AgainstPage({ collection, other, run }) {
   });
   const count = (keep) => rows.filter(({ change }) => keep(change)).length;
   const alone = groups.size + others.size - 2 * rows.length;
-  const columns = { ...AGAINST_COLUMNS, first: { heading: nameOf(collection), number: percent }, second: { heading: nameOf(other), number: percent } };
+  const columns = { ...AGAINST_COLUMNS, first: { heading: `${nameOf(collection)}: solved`, number: percent }, second: { heading: `${nameOf(other)}: solved`, number: percent } };
   const row = (each) => html`<tr key=${each.task}>
     <${TaskCell} task=${each.task} asks=${each.sides[0][0].asks} to=${link("everywhere", each.task)} />
     ${ids.map((id, side) => html`<td>${percent(success(each.sides[side]))} <div class="cells">${each.sides[side].map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${id} entry=${entry} />`)}</div></td>`)}
-    <td>${written(AGAINST_COLUMNS.change, each)}, <a href=${link("beside", collection, each.sides[0][0].cursor, other, each.sides[1][0].cursor)}>side by side</a></td>
+    <td class="change">${written(AGAINST_COLUMNS.change, each)}, <a href=${link("beside", collection, each.sides[0][0].cursor, other, each.sides[1][0].cursor)}>side by side</a></td>
   </tr>`;
   return html`<section>
     <p id="gained">Of ${rows.length} tasks, <bdi>${nameOf(other)}</bdi> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
@@ -526,7 +526,7 @@ function RolloutPage({ collection, collections, cursor, view, stamp, onShown }) 
   const facts = {
     task: html`<a href=${link("c", collection, "t", rollout.task_id)}>${rollout.task_id}</a>`,
     reward: fixed(rollout.reward),
-    advantage: signed(own.advantage),
+    advantage: advantageOf(own, ""),
     end: rollout.end_reason,
     turns: own.turns,
     tokens: own.tokens.toLocaleString(),
@@ -539,7 +539,7 @@ function RolloutPage({ collection, collections, cursor, view, stamp, onShown }) 
     <div class="siblings">${group.map(
       (entry) => html`<span class=${isHere(entry) ? "here" : ""}><${RolloutCell} collection=${collection} entry=${entry} here=${isHere(entry)} /></span>`,
     )}</div>
-    <p class="quiet" id="place">${listed.findIndex(isHere) + 1} of ${listed.length} ${listed === group ? "of this task" : "listed"}</p>
+    <p class="quiet" id="place"><button aria-label="previous rollout" onClick=${() => step(-1)}>‹</button> ${listed.findIndex(isHere) + 1} of ${listed.length} ${listed === group ? "of this task" : "listed"} <button aria-label="next rollout" onClick=${() => step(1)}>›</button></p>
     <${Facts} facts=${facts} />
     <p class="facts">
       ${group.length > 1 && html`<label>beside${" "}<select onChange=${(event) => (location.hash = link("beside", collection, cursor, collection, event.target.value))}>

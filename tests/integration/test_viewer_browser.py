@@ -33,6 +33,7 @@ async def test_addresses_typed_by_hand_leave_no_page_empty(run_folder, viewing):
         "c/demo-i0001?filter=toString&order=constructor": "24 of 24 rollouts",
         "beside/demo-i0001/1/demo-i0001/x": "iteration 3",
         "everywhere/50%": "No collection has a rollout of this task",
+        "c/demo-i0001/t/none": "no rollout of this task here",
     }
     async with viewing(run_folder) as (page, address):
         for words, text in typed.items():
@@ -45,7 +46,7 @@ async def test_addresses_typed_by_hand_leave_no_page_empty(run_folder, viewing):
 async def test_from_the_run_to_a_token_by_keyboard(run_folder, viewing):
     async with viewing(run_folder) as (page, address):
         await show(page, address, ready=".curve canvas")
-        assert await page.locator(".curve canvas").count() == 4
+        assert await page.locator(".curve canvas").count() == 5
         text = await page.inner_text("main")
         assert "iteration 3" in text
         await page.keyboard.press("j")
@@ -129,7 +130,7 @@ async def test_filters_orders_and_search(run_folder, viewing):
         await page.get_by_role("button", name="tokens", exact=True).click()
         await true_in(page, f"document.querySelector('tbody tr').cells[4].innerText === '{most:,}'")
         await ordering.select_option("reward")
-        await page.get_by_role("button", name="turned round").click()
+        await page.get_by_role("button", name="reverse").click()
         await page.keyboard.press("/")
         await page.keyboard.type("step 2")
         found = len(opened(run_folder).search("demo-i0001", "step 2"))
@@ -188,7 +189,7 @@ async def test_keys_follow_the_list_as_it_is_filtered_and_ordered(run_folder, vi
             await says(page, "#place", f"{place} of {len(wanted)} listed")
             await true_in(page, "document.activeElement.tagName === 'H1' && document.title.startsWith('rollout')")
             titles.add(await page.title())
-            await page.keyboard.press("]")
+            await (page.get_by_label("next rollout").click() if place % 2 else page.keyboard.press("]"))
     assert len(titles) == 1 + len(wanted), titles
 
 
@@ -344,3 +345,5 @@ async def test_seeds_are_one_curve_and_two_evaluations_one_list(run_folder, tmp_
         assert found == sorted(found, key=order.index)
         await page.get_by_role("link", name="side by side").first.click()
         await page.locator(".beside .turn").first.wait_for(state="attached")
+        assert await page.evaluate("[{}, {advantage: 0.5}].map((each) => advantageOf(each))") == ["", " +0.50"]
+        assert "yellow: lines that the other's turn lacks" in await page.inner_text("main")

@@ -46,8 +46,8 @@ TRAINING = {
     "grad_norm": "gradient norm",
     "entropy": "entropy, nats a token",
     "entropy_estimate": "entropy as sampled, nats a token",
-    "approx_kl": "KL from the policy that sampled, nats a token",
-    "reference_kl": "KL against the base",
+    "approx_kl": "KL to the sampling policy, nats a token",
+    "reference_kl": "KL to the base model",
     "learning_rate": "learning rate",
 }
 
@@ -175,7 +175,7 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
     notes = [_averaged(curves, "reward")]
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
     alone = [curve for curve in curves if len(curve.runs) == 1 and len(curve.series("reward_error")[0])]
-    notes += ["bars: 95 % over tasks"] if alone else []
+    notes += ["bars: 95% interval over tasks, cut at 0 and 1"] if alone else []
     notes += _counted(curves)
     return _finish_panels(figure, grid, curves, "; ".join(filter(None, notes)))
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from agent_environments.description import OWN_BEHAVIOR, TOOLS_BEHAVIOR, Description
 from loop_formats.run_files import meta_path, write_rollouts
@@ -238,7 +239,7 @@ def test_a_point_has_an_interval_over_tasks_and_the_head_says_how_many_rollouts(
     heights = [segment[:, 1] for segment in bars.get_segments()]
     assert np.array(heights) == pytest.approx(np.array([[0.102, 0.298], [0.302, 0.498]]))
     assert not figure.axes[1].collections, "success has no error there"
-    assert figure.get_suptitle().endswith("bars: 95 % over tasks; 44 rollouts an iteration")
+    assert figure.get_suptitle().endswith("bars: 95% interval over tasks, cut at 0 and 1; 44 rollouts an iteration")
 
 
 @pytest.mark.fault("the eighth and ninth curve looked like the first and second, under a legend that covered the axis")
@@ -269,6 +270,10 @@ def test_every_axis_of_every_figure_is_named(tmp_path):
             assert axes.get_xlabel() == "iteration" or not axes.xaxis.get_tick_params()["labelbottom"]
             assert not any("mathdefault" in label.get_text() for label in axes.get_yticklabels())
             assert figure.bbox.x1 >= axes.title.get_window_extent().x1, "a title is cut off"
+    figure = training([curve])
+    figure.canvas.draw()
+    for axes in filter(Axes.get_visible, figure.axes):
+        assert axes.title.get_window_extent().width < axes.bbox.width, "a title runs into the next one"
 
 
 @pytest.mark.fault("loop plot: a quarter of a picture for a line at 0, and a note that its right edge cut off")

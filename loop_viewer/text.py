@@ -73,6 +73,11 @@ def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a rollout's conversation, with the facts of each turn."""
     turns = {turn["message"]: turn for turn in rollout["turns"]}
     yield f"\n## {sanitize(rollout['rollout_id'])}: reward {rollout['reward']:.3f}, {rollout['end_reason']}"
+    if rollout["ungradable"]:
+        yield f"its state could not be graded: {sanitize(rollout['ungradable'])}"
+    if rollout["broke"]:
+        yield f"its environment broke in {rollout['broke']['where']}: {sanitize(rollout['broke']['what'])}"
+    yield from (f"missed: {sanitize(each['text'])}" for each in rollout["requirements"] if not each["passed"])
     for place, message in enumerate(rollout["messages"]):
         turn = turns.get(place)
         marks = [f"{turn['end'] - turn['start']} tokens"] if turn else []

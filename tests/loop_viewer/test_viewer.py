@@ -536,6 +536,19 @@ def test_a_list_says_what_a_task_asks(messages, asks):
     assert question_of([ListedMessage(role, content) for role, content in messages]) == asks
 
 
+@pytest.mark.fault("the text of a rollout says that it earned 0, and not why")
+def test_the_reason_of_a_reward_is_in_the_text(run_folder, tmp_path, capsys):
+    first, *_ = read_rollouts(run_folder / "node/collections/demo-i0002.jsonl")
+    why = {"ungradable": "it was cut", "broke": {"where": "grade", "what": "a bug"}}
+    missed = [{"text": text, "passed": text == "sent", "no_op_pass": False} for text in ("sent", "paid")]
+    log = tmp_path / "zero.jsonl"
+    log.write_text(replace(first, reward=0.0, success=False, requirements=missed, **why).to_json() + "\n")
+    assert main([str(log), "--text", first.task_id]) == 0
+    shown = capsys.readouterr().out
+    assert "could not be graded: it was cut\nits environment broke in grade: a bug\nmissed: paid\n" in shown
+    assert "sent" not in shown.partition("---")[0]
+
+
 def test_a_run_is_read_without_a_browser(run_folder, capsys):
     assert main([str(run_folder), "--text"]) == 0
     listed = capsys.readouterr().out

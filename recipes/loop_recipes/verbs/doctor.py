@@ -62,6 +62,18 @@ def no_signal(lines: Lines) -> Finding | None:
     )
 
 
+def no_grade(lines: Lines) -> Finding | None:
+    """Find rollouts whose reward is 0 because nothing graded them, and not by what the agent did."""
+    recent = lines[-RECENT:]
+    ungradable, broken, every = (
+        sum(_numbers(recent, key)) for key in ("ungradable_rollouts", "broken_rollouts", "rollouts")
+    )
+    if ungradable + broken <= 0.1 * every:
+        return None
+    symptom = f"of {every:.0f} rollouts {ungradable:.0f} could not be graded, and in {broken:.0f} the environment broke"
+    return Finding(symptom, "loop view RUN --text TASK shows the reason of each", "the-reward-is-0")
+
+
 def broken_gap(lines: Lines) -> Finding | None:
     """Find a gap: sampler and learner disagree about the same tokens."""
     verdicts = [line.get("gap_verdict") for line in lines[-RECENT:]]
@@ -124,6 +136,7 @@ def hollow_reward(lines: Lines) -> Finding | None:
 
 RULES: tuple[Callable[[Lines], Finding | None], ...] = (
     no_signal,
+    no_grade,
     broken_gap,
     cut_turns,
     failing_calls,

@@ -166,7 +166,7 @@ GIVEN = "credit.critic must be left out or come first: .* and advantage gives ea
         ({}, ["attention=fa4", "update.packed=True"], "fa4, but FlashAttention-4 computes in half precision on CUDA"),
         ({"advantage": RETURNS_TO_GO}, ["loss.level=turn"], BY_TOKEN),
         *(
-            ({}, [f"loss.level={level}", "update.loss_divisor=tokens"], f"has terms of whole {level}s; give mean or a")
+            ({}, [f"loss.level={level}", "update.loss_divisor=tokens"], f"is of a whole {level}; give mean or a")
             for level in ("turn", "trajectory")
         ),
         ({"advantage": RETURNS_TO_GO}, [CRITIC], GIVEN),

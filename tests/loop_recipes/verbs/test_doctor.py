@@ -28,6 +28,10 @@ FAULTS = {
         {"groups_without_signal": 8, "reward": 0.0, "success": 0.0},
         "no signal in 40 of 40 groups of rollouts (mean reward 0.000)",
     ),
+    "no_grade": (
+        {"rollouts": 40, "ungradable_rollouts": 8, "broken_rollouts": 1},
+        "of 200 rollouts 40 could not be graded, and in 5 the environment broke",
+    ),
     "broken_gap": (
         {"gap_verdict": ["ok"] * 7 + ["broken"] * 2, "gap_p99": 0.5, "gap_base": 0.03},
         "is called broken in 2 of 5 iterations (99th percentile up to 0.5 nats, before the first step 0.03)",

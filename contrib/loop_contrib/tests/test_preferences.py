@@ -219,7 +219,7 @@ def test_the_recipe_learns_the_pairs_of_each_collection(tmp_path, least):
         ({"loss": PAIRS["loss"]}, r"DMPO compares pairs of rollouts; it needs advantage\._component_="),
         (
             {**PAIRS, "update": {"loss_divisor": "tokens"}},
-            r"update\.loss_divisor: tokens is a mean over tokens, and .*DMPO has terms of pairs of rollouts",
+            r"update\.loss_divisor: tokens is a mean over tokens, and a term of .*DMPO is of a pair of rollouts",
         ),
     ],
 )

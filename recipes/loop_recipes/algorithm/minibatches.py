@@ -68,7 +68,7 @@ class Averaging:
 
 def check_divisor(config: UpdateConfig, loss: PolicyLoss, name: str) -> None:
     """Raise ConfigError if the average that ``config`` asks for has no meaning for the loss of this name."""
-    whole = "pairs of rollouts" if loss.plan.compares_pairs else f"a whole {loss.level}"
+    whole = "a pair of rollouts" if loss.plan.compares_pairs else f"a whole {loss.level}"
     require(
         config.loss_divisor != "tokens" or (loss.level in ("token", "geometric") and not loss.plan.compares_pairs),
         f"update.loss_divisor: tokens is a mean over tokens, and a term of {name} is of {whole}; give mean or a number",

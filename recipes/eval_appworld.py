@@ -54,6 +54,7 @@ from loop_recipes.evaluation.report import (
     write_report,
 )
 from loop_recipes.evaluation.scores import TaskResult
+from loop_recipes.exit_status import GOES_ON, interrupted
 from loop_recipes.paths import typed
 from loop_recipes.rollouts.broken import break_line
 from loop_recipes.rollouts.open import open_nodes
@@ -61,7 +62,6 @@ from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
 from loop_recipes.run.starts import package_versions
 from loop_recipes.terminal import console
-from loop_recipes.verbs.exit_status import GOES_ON, interrupted
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied

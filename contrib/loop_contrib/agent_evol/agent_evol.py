@@ -25,8 +25,8 @@ from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, split_words
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.config.sft_config import SftConfig
+from loop_recipes.exit_status import exit_status
 from loop_recipes.steps import StepFailed, Steps, module, newest_policy, on_ranks, tune
-from loop_recipes.verbs.exit_status import exit_status
 
 ROUND_KEYS = ("output_dir", "seed")
 """Keys whose values differ from round to round."""

@@ -18,9 +18,9 @@ from loop_contrib.served_policy import POLICY_VERSION, served_policy
 from loop_contrib.turn_pairs import PAIRS_FILE, TURN_PAIRS, read_pairs
 from loop_formats.collection_request import Sampling
 from loop_recipes.config.arguments import config_parser
+from loop_recipes.exit_status import exit_status
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.source import SOURCE_ERRORS
-from loop_recipes.verbs.exit_status import exit_status
 
 
 def main(arguments: list[str] | None = None) -> int:

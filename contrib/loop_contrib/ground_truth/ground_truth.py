@@ -16,7 +16,7 @@ from agent_environments.protocol import EnvironmentFault
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.verbs.exit_status import exit_status
+from loop_recipes.exit_status import exit_status
 from model_families.chat import open_chat
 
 

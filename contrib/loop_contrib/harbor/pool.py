@@ -120,9 +120,10 @@ class HarborEnvironment:
         await self._containers.begin(name, task, image, workdir, mounted)
         return name
 
-    def bring_up(self, task: HarborTask) -> None:
-        """Begin to start the container and its shell; :meth:`start` waits for them."""
-        self._up = asyncio.create_task(self._bring_up(task))
+    def bring_up(self, task: HarborTask) -> asyncio.Task[HarborTask]:
+        """Begin to start the container and its shell, once; :meth:`start` waits for them."""
+        self._up = self._up or asyncio.create_task(self._bring_up(task))
+        return self._up
 
     async def _bring_up(self, task: HarborTask) -> HarborTask:
         await self._begin(task, self._pool.programs)
@@ -137,10 +138,7 @@ class HarborEnvironment:
         Raises:
             EnvironmentCrashed: the back end cannot start them.
         """
-        if self._up is None:
-            self.bring_up(self._pool.task(task_id))
-        assert self._up is not None, "it has just begun"
-        self._task = task = await asyncio.shield(self._up)
+        self._task = task = await asyncio.shield(self.bring_up(self._pool.task(task_id)))
         assert task.id == task_id, "an episode is acquired for its own task"
         if self._entrance is not None:
             return [Message("system", str(self._entrance)), Message("user", task.instruction)]

@@ -16,8 +16,8 @@ import time
 from loop_contrib.rft.solved import SearchState, SolvedSearch, check_budget, search
 from loop_contrib.served_policy import POLICY_VERSION, served_policy
 from loop_recipes.config.arguments import config_parser
+from loop_recipes.exit_status import exit_status
 from loop_recipes.rollouts.source import SOURCE_ERRORS
-from loop_recipes.verbs.exit_status import exit_status
 
 SOLVED = "solved"
 """The folder of the solved rollouts, in the output folder."""

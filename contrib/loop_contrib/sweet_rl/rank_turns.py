@@ -20,9 +20,9 @@ from loop_formats.collection_request import Sampling
 from loop_formats.schema import require
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.sft_config import FixedSetConfig
+from loop_recipes.exit_status import exit_status
 from loop_recipes.rollouts.branching import HowToSample
 from loop_recipes.rollouts.source import SOURCE_ERRORS
-from loop_recipes.verbs.exit_status import exit_status
 
 
 def main(arguments: list[str] | None = None) -> int:

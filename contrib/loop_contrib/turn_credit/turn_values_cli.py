@@ -21,12 +21,12 @@ from loop_formats.turn_values import TurnValue, values_file
 from loop_recipes.bar import Bar
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.rollout_node import RolloutNodeConfig, check_token
+from loop_recipes.exit_status import exit_status
 from loop_recipes.rollouts.branching import HowToSample, stored_protocol
 from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.several_nodes import SeveralNodes
 from loop_recipes.rollouts.source import SOURCE_ERRORS
-from loop_recipes.verbs.exit_status import exit_status
 from rollout_server.client import NodeUnreachable, RolloutClient
 from rollout_server.config import load_node_config
 

@@ -17,7 +17,7 @@ from loop_formats.run_files import WriteFailed
 from loop_formats.schema import ConfigError, from_mapping
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import check_overrides, with_words
-from loop_recipes.verbs.exit_status import exit_status
+from loop_recipes.exit_status import exit_status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 import agent_environments
 from loop_formats.schema import ConfigError, require
 from loop_recipes.config.arguments import verb_parser
-from loop_recipes.verbs.exit_status import exit_status
+from loop_recipes.exit_status import exit_status
 
 EXAMPLE = Path(agent_environments.__file__).parent / "tools" / "guess_number.py"
 TEST = '''"""Tests of {name}.py, without a model: how the game goes, and its reward. Run them with pytest."""

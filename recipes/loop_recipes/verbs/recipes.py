@@ -12,9 +12,9 @@ from loop_formats.schema import ConfigError, Section
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pin_models
 from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.exit_status import exit_status
 from loop_recipes.own_task import training
 from loop_recipes.steps import StepFailed, on_ranks, tune
-from loop_recipes.verbs.exit_status import exit_status
 
 
 def train(arguments: Sequence[str]) -> int | None:

@@ -31,11 +31,11 @@ from loop_plumbing.sanitize import sanitize
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import compose
+from loop_recipes.exit_status import exit_status
 from loop_recipes.own_task.oracle import ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.own_task.training import TRAINED, OwnTask, check_model, config_of, write_config
 from loop_recipes.steps import StepFailed, run_step, tune
-from loop_recipes.verbs.exit_status import exit_status
 
 ORACLE_TASKS = 100
 """Maximum of tasks to play with the right answer, with nonsense and with nothing."""

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from loop_recipes.exit_status import StoppedAsAsked
 from loop_recipes.own_task.training import OwnTask
 from loop_recipes.verbs import init
 from loop_recipes.verbs.init import main
@@ -50,7 +51,7 @@ def test_a_name_that_would_hide_a_module_of_python_is_refused(tmp_path, capsys, 
     [
         (OSError("no room"), 1, "loop init: no room\n"),
         (KeyboardInterrupt(), 130, "loop init: stopped; the same command goes on from here\n"),
-        (KeyboardInterrupt("see above"), 130, ""),
+        (StoppedAsAsked(), 130, ""),
     ],
 )
 def test_an_end_before_its_own_is_one_line(monkeypatch, capsys, error, status, said):

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 
-from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
+from loop_recipes.algorithm.loss_statistics import LossStatistics
+from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, Reinforce
 from loop_recipes.algorithm.sampler_correction import TruncatedWeights
 from loop_recipes.engine.batching import BatchLayout, step_batches
 from loop_recipes.engine.decoder import attach_head
@@ -48,7 +49,7 @@ def differences() -> dict[str, float]:
     worst = {"loss": 0.0, "gradient": 0.0, "statistics": 0.0, "idle_calls": 0}
     for tied, packed, checkpointed in itertools.product((True, False), (True, False), (True, False)):
         whole = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
-        expected = run(whole, step_batches(samples, BatchLayout(BUDGET, packed)), local := RatioStatistics())
+        expected = run(whole, step_batches(samples, BatchLayout(BUDGET, packed)), local := LossStatistics())
 
         decoder = attach_head(tiny_lora_model(tied), TiledLogProbs(16, 32))
         mesh = sharding_mesh(torch.device("cpu"))
@@ -57,7 +58,7 @@ def differences() -> dict[str, float]:
         fully_shard(decoder, mesh=mesh)
         batches = step_batches(samples, BatchLayout(BUDGET, packed, ranks, rank))
         idle = sum(not batch.rollout_ids for batch in batches)
-        total = torch.tensor([run(decoder, batches, shared := RatioStatistics()), idle])
+        total = torch.tensor([run(decoder, batches, shared := LossStatistics()), idle])
         dist.all_reduce(total)
         gradient = torch.cat([p.grad.full_tensor().flatten() for p in decoder.parameters() if p.requires_grad]) * ranks
 

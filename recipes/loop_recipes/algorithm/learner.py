@@ -20,6 +20,7 @@ from loop_formats.run_folder import TOKEN_STATISTICS
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.credit import TrainedCredit
+from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.policy_update import PolicyUpdate
 from loop_recipes.config.components import build
@@ -155,7 +156,8 @@ class Learner:
         Args:
             figures: the environment's figures of behaviour.
         """
-        keys = {figure.key for figure in figures}.union(*(each.figures for each in self._credit.values()))
+        keys = {figure.key for figure in figures} | {*PolicyLoss.figures, *self.update.method.loss.figures}
+        keys.update(*(each.figures for each in self._credit.values()))
         values = keys_to_keep(self.conf)
         record_start(self._output_dir, after_iteration, values)
         config = as_config(values)

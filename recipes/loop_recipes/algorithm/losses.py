@@ -8,27 +8,22 @@ divides once, so that neither split nor ranks can change the total. Everything i
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from loop_formats.schema import NotNegative, Positive
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.batching import StepBatch
-from loop_recipes.engine.process_group import gather_bytes
-from loop_recipes.engine.samples import ScoredSample
 
 if TYPE_CHECKING:
-    from loop_recipes.algorithm.sampler_correction import SamplerCorrection, Weights
+    from loop_recipes.algorithm.sampler_correction import SamplerCorrection
 
 Level = Literal["token", "turn", "trajectory", "geometric"]
 ClipForm = Literal["symmetric", "reciprocal", "cispo", "none"]
-_QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
 @dataclass(frozen=True)
@@ -41,8 +36,8 @@ class LossOutput:
         clipped: of the shape of ``log_ratio``, true where the clipped branch was taken.
         ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
         token_log_ratio: [n], one entry per token at every level, no gradient.
-        reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
-        weights: the sampler correction's weights of the sampled tokens; None without a correction.
+        metrics: further metrics by name, each with any number of values, no gradient. The mean of all values of an
+            iteration is logged; the loss explains the names in its ``figures``.
     """
 
     per_rollout_loss: Tensor
@@ -50,34 +45,7 @@ class LossOutput:
     clipped: Tensor
     ratio_index: Tensor
     token_log_ratio: Tensor
-    reference_kl: Tensor | None = None
-    weights: Weights | None = None
-
-
-@dataclass(frozen=True)
-class PairComparison:
-    """The rollouts of a minibatch compared with each other, as the policy stands now.
-
-    Attributes:
-        weights: by rollout id, the weights [n] of the sampled tokens' log-probs. The weighted log-likelihood has the
-            same gradient as the losses.
-        losses: [p], float64, one for each pair; the minibatch's loss is their sum.
-        metrics: by name, values [p], of which the mean over an iteration's steps is logged.
-    """
-
-    weights: dict[str, Tensor]
-    losses: Tensor
-    metrics: dict[str, Tensor]
-
-    def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
-        """Return the samples with the comparison's weights as token advantages."""
-        return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
-
-
-def comparison_metrics(steps: Sequence[PairComparison]) -> dict[str, float]:
-    """Return the means of the metrics over some steps."""
-    names = steps[0].metrics if steps else ()
-    return {name: torch.cat([each.metrics[name] for each in steps]).mean().item() for name in names}
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class PolicyLoss(nn.Module):
@@ -92,6 +60,12 @@ class PolicyLoss(nn.Module):
 
     plan = MethodPlan()
     """Its needs, declared to the update."""
+    figures: ClassVar[Mapping[str, str]] = {
+        "reference_kl": "mean KL term against the base model, where the loss has one",
+        "correction_weight": "mean weight of a sampled token by loss.sampler_correction",
+        "correction_cut": "share of sampled tokens whose ratio of learner to sampler it truncated or masked",
+    }
+    """The keys that it may add to ``metrics.jsonl``, each with its sentence."""
     level: Level = "token"
     """The unit of its importance ratios. Unless it is ``token``, tokens cannot have advantages of their own."""
 
@@ -101,31 +75,19 @@ class PolicyLoss(nn.Module):
         if kl_coefficient > 0:
             self.plan = replace(self.plan, needs_reference=True)
 
-    def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
-        """Compare the rollouts of a minibatch before its step, if ``plan`` says ``compares_pairs``; see
-        :class:`~loop_recipes.algorithm.preferences.PreferenceLoss`.
-
-        Args:
-            samples: with ``old_logprobs``.
-            logprobs: [n] of each rollout's sampled tokens under the policy in training, by rollout id.
-
-        Raises:
-            NotImplementedError: this loss compares no rollouts.
-        """
-        raise NotImplementedError(f"{type(self).__name__} compares no rollouts")
-
     def _weighed(
         self, advantage: Tensor, index: Tensor, logprobs: Tensor, batch: StepBatch
-    ) -> tuple[Tensor, Weights | None]:
-        """Return one advantage for each ratio, times its weight if there is a correction, and the weights.
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return one advantage for each ratio, times its weight if there is a correction, and the correction's metrics.
 
         Args:
             index: [n], for each sampled token the ratio that it counts in; all tokens of one ratio have one weight.
         """
         if self.sampler_correction is None:
-            return advantage, None
+            return advantage, {}
         weights = self.sampler_correction(logprobs.detach(), batch)
-        return advantage * torch.zeros_like(advantage).scatter(0, index, weights.values), weights
+        metrics = {"correction_weight": weights.values, "correction_cut": weights.cut}
+        return advantage * torch.zeros_like(advantage).scatter(0, index, weights.values), metrics
 
     def _with_kl(self, output: LossOutput, logprobs: Tensor, batch: StepBatch) -> LossOutput:
         """Return the output with the KL term, if there is one, added to its losses."""
@@ -136,7 +98,7 @@ class PolicyLoss(nn.Module):
         difference = batch.ref_logprobs.float() - logprobs
         kl = _mean_over_tokens(torch.exp(difference) - difference - 1.0, batch)
         loss = output.per_rollout_loss + self.kl_coefficient * kl
-        return replace(output, per_rollout_loss=loss, reference_kl=kl.detach())
+        return replace(output, per_rollout_loss=loss, metrics={**output.metrics, "reference_kl": kl.detach()})
 
 
 class ClippedPolicyLoss(PolicyLoss):
@@ -209,7 +171,7 @@ class ClippedPolicyLoss(PolicyLoss):
             log_ratio = log_ratio / batch.episode_tokens if self.level == "geometric" else log_ratio
             advantage = batch.advantages
 
-        advantage, weights = self._weighed(advantage, index, logprobs, batch)
+        advantage, metrics = self._weighed(advantage, index, logprobs, batch)
         if self.clip == "cispo":
             terms, clipped = self._with_bounded_weights(log_ratio, advantage, logprobs)
         else:
@@ -221,7 +183,7 @@ class ClippedPolicyLoss(PolicyLoss):
         else:
             objective = terms
         ratios = log_ratio.detach(), clipped, index, token_log_ratio.detach()
-        return self._with_kl(LossOutput(-objective, *ratios, weights=weights), logprobs, batch)
+        return self._with_kl(LossOutput(-objective, *ratios, metrics), logprobs, batch)
 
     def _clipped(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``min(r A, g(A))``, and a mask that is true where ``g(A)`` was the smaller.
@@ -261,12 +223,10 @@ class Reinforce(PolicyLoss):
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs.float()
         log_ratio = logprobs.detach() - old
         index = _each_token(batch)
-        advantage, weights = self._weighed(batch.advantages_of_tokens(), index, logprobs, batch)
+        advantage, metrics = self._weighed(batch.advantages_of_tokens(), index, logprobs, batch)
         objective = self.of_rollouts(advantage * logprobs, batch)
         clipped = torch.zeros_like(log_ratio, dtype=torch.bool)
-        return self._with_kl(
-            LossOutput(-objective, log_ratio, clipped, index, log_ratio, weights=weights), logprobs, batch
-        )
+        return self._with_kl(LossOutput(-objective, log_ratio, clipped, index, log_ratio, metrics), logprobs, batch)
 
     def of_rollouts(self, terms: Tensor, batch: StepBatch) -> Tensor:
         """Return the objective [b] of each rollout from the terms [n] of its sampled tokens."""
@@ -288,54 +248,6 @@ class LogLikelihood(Reinforce):
 
     def of_rollouts(self, terms: Tensor, batch: StepBatch) -> Tensor:
         return _sum_by(terms, batch.rollout_index, len(batch.advantages))
-
-
-class RatioStatistics:
-    """Collects the ratios of many micro-batches and sums them up in a few metrics."""
-
-    def __init__(self) -> None:
-        self._values: defaultdict[str, list[Tensor]] = defaultdict(list)
-
-    def add(self, output: LossOutput) -> None:
-        """Keep the values for the summary, on the CPU."""
-        series = {"log_ratios": output.log_ratio, "token_log_ratios": output.token_log_ratio, "kl": output.reference_kl}
-        series["clipped"] = output.clipped.float()
-        if output.weights is not None:
-            series |= {"weights": output.weights.values, "cut": output.weights.cut.float()}
-        for name, values in series.items():
-            if values is not None:
-                self._values[name].append(values.cpu())
-
-    def join(self, other: RatioStatistics) -> None:
-        """Add the ratios of ``other`` to these."""
-        for name, values in other._values.items():
-            self._values[name] += values
-
-    def summary(self) -> dict[str, float]:
-        """Return ``ratio_p01`` .. ``ratio_p99``, ``ratio_max``, ``clip_fraction``, ``approx_kl``; with a KL term
-        ``reference_kl``, with a sampler correction ``correction_weight`` and ``correction_cut``.
-
-        Percentiles and clip fraction count the loss's own ratios (tokens, turns or rollouts). ``approx_kl`` is the mean
-        over sampled tokens of ``r - 1 - log r`` against the sampling policy. In a process group of several ranks every
-        rank must call, and the numbers cover all ranks. Empty if nothing was added.
-        """
-        own = {name: torch.cat(parts) for name, parts in self._values.items()}
-        ranks = [load(data) for data in gather_bytes(save(own))]
-        every = {name: torch.cat([each[name] for each in ranks if name in each]) for name in set().union(*ranks)}
-        if not len(every.get("log_ratios", ())):
-            return {}
-        ordered = every["log_ratios"].double().exp().sort().values
-        numbers = {f"ratio_{name}": ordered[round(q * (len(ordered) - 1))].item() for name, q in _QUANTILES.items()}
-        tokens = every["token_log_ratios"].double()
-        numbers["ratio_max"] = ordered[-1].item()
-        numbers["clip_fraction"] = every["clipped"].mean().item()
-        numbers["approx_kl"] = (tokens.exp() - 1 - tokens).mean().item()
-        if "kl" in every:
-            numbers["reference_kl"] = every["kl"].mean().item()
-        if "weights" in every:
-            numbers["correction_weight"] = every["weights"].double().mean().item()
-            numbers["correction_cut"] = every["cut"].mean().item()
-        return numbers
 
 
 def _each_token(batch: StepBatch) -> Tensor:

@@ -14,14 +14,15 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from loop_recipes.algorithm.credit import credited_samples, signal_metrics, with_token_advantages
-from loop_recipes.algorithm.losses import LossOutput, PairComparison, RatioStatistics, comparison_metrics
+from loop_recipes.algorithm.loss_statistics import LossStatistics
+from loop_recipes.algorithm.losses import LossOutput
 from loop_recipes.algorithm.method import Method
 from loop_recipes.algorithm.minibatches import Averaging, minibatches
 from loop_recipes.algorithm.scoring import Scorer
@@ -36,6 +37,7 @@ from loop_recipes.engine.sharding import clip_grad_norm, local_part
 from loop_recipes.run.stop_request import StopRequested
 
 if TYPE_CHECKING:
+    from loop_recipes.algorithm.preferences import PairComparison, PreferenceLoss
     from loop_recipes.algorithm.token_statistics import TokenStatistics
 
 FP16_LOSS_SCALE = 2.0**16
@@ -61,14 +63,12 @@ class UpdateResult(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """The result of an optimizer step: the minibatch's loss; its further losses by the names of their metrics; the
-    gradient's norm before clipping, without further losses that are clipped by themselves; and the comparison that the
-    loss made before the step, None for a loss that compares no rollouts."""
+    """The result of an optimizer step: the minibatch's loss; its further losses by the names of their metrics; and the
+    gradient's norm before clipping, without further losses that are clipped by themselves."""
 
     loss: float
     further_losses: dict[str, float]
     grad_norm: float
-    comparison: PairComparison | None
 
 
 class PolicyUpdate:
@@ -253,7 +253,7 @@ class PolicyUpdate:
             raise ValueError(f"rollout {informed} begins with hidden information, which only a critic may learn from")
         self.model.train()
         planned = self._planned(samples, iteration)
-        statistics, outcomes = RatioStatistics(), list[StepOutcome]()
+        statistics, outcomes = LossStatistics(), list[StepOutcome]()
         with self._batches.bar(len(planned), "updating") as bar:
             for number, minibatch in enumerate(planned):
                 if any_rank(self._stop_requested()):
@@ -266,7 +266,6 @@ class PolicyUpdate:
         metrics: dict[str, Any] = {"steps": len(outcomes), "steps_left_out": len(planned) - len(outcomes)}
         if outcomes:
             norms = [outcome.grad_norm for outcome in outcomes]
-            metrics |= comparison_metrics([each.comparison for each in outcomes if each.comparison is not None])
             metrics |= {
                 "loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
                 "grad_norm": sum(norms) / len(norms),
@@ -287,7 +286,7 @@ class PolicyUpdate:
     def _step(
         self,
         minibatch: list[CreditedSample],
-        statistics: RatioStatistics,
+        statistics: LossStatistics,
         iteration: int,
         step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
@@ -297,8 +296,12 @@ class PolicyUpdate:
         policy_rests = iteration <= self.method.plan.policy_rests_iterations
         coefficients = [each.coefficient(iteration - 1) for each in self._further.values()]
         totals = torch.zeros(2 + len(coefficients), dtype=torch.float64, device=self._batches.device)
-        ratios = RatioStatistics()
-        comparison, weighted = self._compared(minibatch) if self.method.plan.compares_pairs else (None, minibatch)
+        own_statistics, comparison = LossStatistics(), None
+        weighted: Sequence[CreditedSample] = minibatch
+        if self.method.plan.compares_pairs:
+            comparison, weighted = self._compared(minibatch)
+            if self._batches.is_main:  # every rank has compared all of them
+                own_statistics.add_metrics(comparison.metrics)
         parts: dict[str, Tensor] = {}
         for batch in self._batches.of_step(weighted):
             output, further, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
@@ -315,7 +318,7 @@ class PolicyUpdate:
             means = [losses.sum() / count for losses in further]
             totals += torch.stack([mean_loss, log_ratio, *means]).detach().double()
             # Copied to the CPU only now: before the backward pass it would wait for the forward pass's last kernel.
-            ratios.add(output)
+            own_statistics.add(output)
             if self.token_statistics is not None:
                 self.token_statistics.add(batch, output)
             if step_logprobs is not None:
@@ -340,14 +343,14 @@ class PolicyUpdate:
             return self._step(minibatch, statistics, iteration, step_logprobs)
         if not (math.isfinite(loss) and finite_gradient):
             raise NonFiniteLoss(f"loss {loss}, gradient norm {norms}; the step was not taken")
-        statistics.join(ratios)
+        statistics.join(own_statistics)
         if self.token_statistics is not None:
             self.token_statistics.keep()
         self.optimizer.step()
         self._grow_loss_scale()
         self.optimizer.zero_grad(set_to_none=True)
         names = [each.metric for each in self._further.values()]
-        return StepOutcome(loss, dict(zip(names, further_losses, strict=True)), norms[0], comparison)
+        return StepOutcome(loss, dict(zip(names, further_losses, strict=True)), norms[0])
 
     def _grow_loss_scale(self) -> None:
         self._steps_at_scale += self._scales
@@ -357,7 +360,8 @@ class PolicyUpdate:
     def _compared(self, minibatch: Sequence[CreditedSample]) -> tuple[PairComparison, Sequence[CreditedSample]]:
         """Return how the loss compares the minibatch's rollouts now, and the samples with their tokens' weights."""
         known = [sample for sample in minibatch if isinstance(sample, ScoredSample)]  # all: they have a reference
-        comparison = self.method.loss.compare(known, self.scorer.current_logprobs(known))
+        loss = cast("PreferenceLoss", self.method.loss)  # its plan says that it compares pairs
+        comparison = loss.compare(known, self.scorer.current_logprobs(known))
         self.model.train()
         return comparison, comparison.weighted(known)
 

@@ -19,8 +19,8 @@ A loss may add ``nll`` times the chosen rollout's cross-entropy, the mean over i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -29,7 +29,7 @@ from torch.nn.functional import logsigmoid
 
 from loop_formats.schema import Count, NotNegative, Positive
 from loop_plumbing.grouping import grouped
-from loop_recipes.algorithm.losses import LogLikelihood, PairComparison
+from loop_recipes.algorithm.losses import LogLikelihood
 from loop_recipes.algorithm.method_plan import MethodPlan
 from loop_recipes.engine.samples import ScoredSample, episodes
 
@@ -67,6 +67,26 @@ class ReturnPairs:
         return advantages
 
 
+@dataclass(frozen=True)
+class PairComparison:
+    """The rollouts of a minibatch compared with each other, as the policy stands now.
+
+    Attributes:
+        weights: by rollout id, the weights [n] of the sampled tokens' log-probs. The weighted log-likelihood has the
+            same gradient as the losses.
+        losses: [p], float64, one for each pair; the minibatch's loss is their sum.
+        metrics: values [p] by name, as in :class:`~loop_recipes.algorithm.losses.LossOutput`.
+    """
+
+    weights: dict[str, Tensor]
+    losses: Tensor
+    metrics: dict[str, Tensor]
+
+    def weighted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
+        """Return the samples with the comparison's weights as token advantages."""
+        return [replace(sample, token_advantages=self.weights[sample.rollout_id]) for sample in samples]
+
+
 class PreferenceLoss(LogLikelihood):
     """The base of losses on pairs; each subclass says how much a token counts.
 
@@ -76,6 +96,10 @@ class PreferenceLoss(LogLikelihood):
     """
 
     plan = MethodPlan(compares_pairs=True)
+    figures: ClassVar[Mapping[str, str]] = {
+        "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
+        "preference_accuracy": "share of them with Delta above 0",
+    }
 
     def __init__(self, beta: Positive = 0.1, nll: NotNegative = 0.0) -> None:
         super().__init__()
@@ -90,8 +114,8 @@ class PreferenceLoss(LogLikelihood):
         raise NotImplementedError
 
     def compare(self, samples: Sequence[ScoredSample], logprobs: Mapping[str, Tensor]) -> PairComparison:
-        """Return the loss [p] of each pair, its Delta as ``preference_margin``, and token weights. The log-likelihood
-        with these weights has the same gradient as the losses.
+        """Compare the rollouts of a minibatch before its step: the loss [p] of each pair, its Delta as
+        ``preference_margin``, and token weights.
 
         Args:
             samples: whole pairs, with the reference policy's log-probs as ``old_logprobs``.
@@ -122,8 +146,8 @@ class PreferenceLoss(LogLikelihood):
                 if chosen:
                     likelihood_losses.append(-self.nll * _of_episode(side, logprobs).mean())
         deltas = torch.stack(margins)
-        figures = {"preference_margin": deltas, "preference_accuracy": (deltas > 0).double()}
-        return PairComparison(weights, torch.stack(likelihood_losses) - logsigmoid(deltas), figures)
+        metrics = {"preference_margin": deltas, "preference_accuracy": (deltas > 0).double()}
+        return PairComparison(weights, torch.stack(likelihood_losses) - logsigmoid(deltas), metrics)
 
 
 def _turns(side: Sequence[ScoredSample]) -> Tensor:

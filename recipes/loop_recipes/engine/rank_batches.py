@@ -28,14 +28,15 @@ class RankBatches:
     Attributes:
         groups: the number of groups of ranks; the ranks of a group share packed rows.
         is_leader: true on the one rank of a group whose results count.
+        is_main: true on rank 0.
     """
 
     def __init__(self, config: UpdateConfig, device: torch.device, part: RowPart = WHOLE) -> None:
         self.device = device
-        ranks, self._rank = get_world_size_and_rank()
+        ranks, rank = get_world_size_and_rank()
         # Ranks that share rows are one where rollouts are dealt and losses added up.
-        self.groups, self.is_leader = ranks // part.of, part.is_leader
-        group = self._rank // part.of
+        self.groups, self.is_leader, self.is_main = ranks // part.of, part.is_leader, rank == 0
+        group = rank // part.of
         self._layout = BatchLayout(config.micro_batch_tokens, config.packed, self.groups, group, part)
 
     def without_loss(self, samples: Sequence[Sample]) -> Iterator[MicroBatch]:
@@ -53,7 +54,7 @@ class RankBatches:
 
     def bar(self, total: int, doing: str) -> Bar:
         """Return a progress bar for rank 0's terminal."""
-        return Bar(total=total, doing=doing, disable=None if self._rank == 0 else True)
+        return Bar(total=total, doing=doing, disable=None if self.is_main else True)
 
     def rehearsed(self, samples: Sequence[CreditedSample]) -> Iterator[StepBatch]:
         """Yield micro-batches of all the samples, the same on every rank."""

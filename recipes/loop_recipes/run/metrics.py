@@ -111,11 +111,6 @@ METRICS: dict[str, str] = {
     "ratio_max": "the largest ratio",
     "clip_fraction": "share of ratios at which the clipped branch was taken",
     "approx_kl": "mean over sampled tokens of r - 1 - log r, against the sampling policy",
-    "reference_kl": "mean KL term against the base model, where the loss has one",
-    "correction_weight": "mean weight of a sampled token by loss.sampler_correction",
-    "correction_cut": "share of sampled tokens whose ratio of learner to sampler it truncated or masked",
-    "preference_margin": "mean over all steps' pairs of Delta before the step; 0 while the policy is the reference",
-    "preference_accuracy": "share of them with Delta above 0",
     "entropy_estimate": "mean of -log p over sampled tokens, as the sampler reported it",
     "entropy": "mean over kept tokens of the entropy of the distribution they were sampled from, exact; only with "
     "update.exact_entropy",
@@ -155,8 +150,8 @@ METRICS: dict[str, str] = {
     },
     "peak_memory_gib": "peak memory of rank 0's device so far (CUDA only, else 0)",
 }
-"""Every key of metrics.jsonl and its meaning, beside the environment's figures of behaviour and those of a credit,
-which document their own. A number that is not finite is written as null."""
+"""Every key of metrics.jsonl and its meaning, beside the environment's figures of behaviour and those of the loss and
+of credits, which document their own. A number that is not finite is written as null."""
 
 MACHINE_KEYS = ("tokens_per_second", "model_flops_utilization", "peak_memory_gib")
 
@@ -170,7 +165,7 @@ class RunMetrics:
         """Open the file. Remove lines after ``after_iteration``, which are from a run that died before its checkpoint.
 
         Args:
-            more_keys: further keys of a line, which the environment and a credit document.
+            more_keys: further keys of a line, which the environment, the loss and credits document.
 
         Raises:
             ConfigError: the file is damaged; the message names the line.
@@ -191,11 +186,14 @@ class RunMetrics:
         """Write one iteration.
 
         Raises:
-            KeyError: a key that neither :data:`METRICS`, the environment nor ``figures`` of a credit documents.
+            KeyError: a key that nobody documents.
         """
         for key in metrics:
             if key not in self._keys:
-                raise KeyError(f"metric {key} is not documented in METRICS of loop_recipes/run/metrics.py")
+                raise KeyError(
+                    f"metric {key} is not documented: add it to `figures` of the loss or credit, or to METRICS of "
+                    "loop_recipes/run/metrics.py"
+                )
         text = to_json(metrics)
         with writing(self._path), append_to(self._path) as file:
             file.write(f"{text}\n")

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, RatioStatistics, Reinforce
+from loop_recipes.algorithm.loss_statistics import LossStatistics
+from loop_recipes.algorithm.losses import ClippedPolicyLoss, LogLikelihood, Reinforce
 from loop_recipes.engine.batching import collate_step
 from loop_recipes.engine.samples import episodes
 from support.learner_cases import make_samples
@@ -212,7 +213,8 @@ def test_kl_term_equals_the_estimator(seed, coefficient):
         own = batch.rollout_index == number
         pairs = zip(reference[own].tolist(), logprobs.detach()[own].tolist(), strict=True)
         terms = [math.exp(r - p) - (r - p) - 1 for r, p in pairs]
-        assert with_kl.reference_kl[number].item() == pytest.approx(math.fsum(terms) / len(terms), rel=1e-3, abs=1e-6)
+        reference_kl = with_kl.metrics["reference_kl"][number].item()
+        assert reference_kl == pytest.approx(math.fsum(terms) / len(terms), rel=1e-3, abs=1e-6)
         assert extra[number].item() == pytest.approx(coefficient * math.fsum(terms) / len(terms), rel=1e-2, abs=1e-6)
     (gradient,) = torch.autograd.grad(extra.sum(), logprobs)
     counts = torch.bincount(batch.rollout_index)[batch.rollout_index]
@@ -252,14 +254,14 @@ def test_statistics_of_known_ratios():
     batch, _ = random_batch([30, 40], 1, 0.0)
     batch = replace(batch, advantages=torch.ones(2))
     log_ratio = torch.linspace(-0.5, 0.5, len(batch.targets))
-    statistics = RatioStatistics()
+    statistics = LossStatistics()
     statistics.add(ClippedPolicyLoss(eps=EPS)(batch.old_logprobs + log_ratio, batch))
     summary = statistics.summary()
     assert summary["ratio_p50"] == pytest.approx(1.0, abs=0.03)
     assert summary["ratio_max"] == pytest.approx(math.exp(0.5), rel=1e-4)
     assert summary["clip_fraction"] == pytest.approx((log_ratio > math.log(1 + EPS)).float().mean().item())
     assert summary["approx_kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-3)
-    assert RatioStatistics().summary() == {}
+    assert LossStatistics().summary() == {}
 
 
 @pytest.mark.parametrize(
@@ -293,3 +295,6 @@ def test_the_loss_that_the_page_shows_is_reinforce():
     shown, ours = names["MyLoss"]()(logprobs, batch), Reinforce()(logprobs, batch)
     torch.testing.assert_close(shown.per_rollout_loss, ours.per_rollout_loss)
     torch.testing.assert_close(shown.token_log_ratio, ours.token_log_ratio)
+    (statistics := LossStatistics()).add(shown)
+    (own,) = names["MyLoss"].figures
+    assert statistics.summary()[own] == pytest.approx(-logprobs.mean().item())

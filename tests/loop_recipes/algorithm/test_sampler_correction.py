@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop_formats.schema import ConfigError
-from loop_recipes.algorithm.losses import ClippedPolicyLoss, RatioStatistics, Reinforce
+from loop_recipes.algorithm.loss_statistics import LossStatistics
+from loop_recipes.algorithm.losses import ClippedPolicyLoss, Reinforce
 from loop_recipes.algorithm.sampler_correction import DivergenceMask, RatioMask, TruncatedWeights
 from loop_recipes.config.components import build, check_component
 from loop_recipes.engine.batching import collate_step
@@ -100,9 +101,9 @@ def test_a_corrected_loss_and_its_gradient_equal_the_equations(name, lengths, se
         losses.append(-math.fsum(values) / len(pairs))
     torch.testing.assert_close(output.per_rollout_loss, torch.tensor(losses), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(logprobs.grad, torch.tensor(gradient), rtol=1e-4, atol=1e-5)
-    if output.weights is not None:
-        torch.testing.assert_close(output.weights.values, torch.tensor(weights), rtol=1e-4, atol=1e-6)
-        assert output.weights.cut.tolist() == cuts
+    if output.metrics:
+        torch.testing.assert_close(output.metrics["correction_weight"], torch.tensor(weights), rtol=1e-4, atol=1e-6)
+        assert output.metrics["correction_cut"].tolist() == cuts
 
 
 @pytest.mark.parametrize("level", ["turn", "trajectory", "geometric"])
@@ -149,7 +150,7 @@ def test_a_masked_token_may_be_beyond_fp32():
         logprobs = batch.old_logprobs.clone().requires_grad_()
         output = Reinforce(sampler_correction=correction)(logprobs, batch)
         output.per_rollout_loss.sum().backward()
-        assert output.weights.cut.all()
+        assert output.metrics["correction_cut"].all()
         assert bool(logprobs.grad.isfinite().all())
     certain = replace(batch, sampler_logprobs=torch.zeros_like(batch.old_logprobs), old_logprobs=batch.old_logprobs * 0)
     assert DivergenceMask("kl")(certain.old_logprobs, certain).values.tolist() == [1.0] * len(certain.targets)
@@ -157,14 +158,14 @@ def test_a_masked_token_may_be_beyond_fp32():
 
 def test_the_metrics_are_the_mean_weight_and_the_share_that_was_cut():
     batch = collate_step(with_gap(make_samples([30, 40]), 0.3), 0, packed=True)
-    statistics = RatioStatistics()
+    statistics = LossStatistics()
     statistics.add(ClippedPolicyLoss(sampler_correction=RatioMask(low=0.8, high=1.2))(batch.old_logprobs, batch))
     summary = statistics.summary()
     ratios = (batch.old_logprobs - batch.sampler_logprobs).double().exp()
     inside = (ratios >= 0.8) & (ratios <= 1.2)
     assert summary["correction_cut"] == pytest.approx(1 - inside.double().mean().item(), abs=1e-6)
     assert summary["correction_weight"] == pytest.approx((ratios * inside).mean().item(), rel=1e-5)
-    plain = RatioStatistics()
+    plain = LossStatistics()
     plain.add(ClippedPolicyLoss()(batch.old_logprobs, batch))
     assert plain.summary().keys() == summary.keys() - {"correction_cut", "correction_weight"}
 

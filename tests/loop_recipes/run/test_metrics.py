@@ -12,6 +12,7 @@ from agent_environments.tools.behavior import ToolBehavior
 from loop_formats.rollout import by_episode
 from loop_formats.run_files import read_rollouts
 from loop_formats.run_folder import write_description
+from loop_recipes.algorithm.losses import PolicyLoss
 from loop_recipes.evaluation.scores import TaskResult
 from loop_recipes.run.metrics import METRICS, behavior_metrics, rollout_metrics
 from loop_recipes.run.tracker import points
@@ -24,15 +25,14 @@ BOTH = replace(DEFAULT_DESCRIPTION, behavior=OWN_BEHAVIOR)
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 STREAM_KEYS = frozenset(key for key, text in METRICS.items() if text.endswith("only of a stream"))
 CONDITIONAL_KEYS = frozenset(
-    {"reference_kl", "thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
+    {"thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
     | {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
-    | {"correction_weight", "correction_cut", "preference_margin", "preference_accuracy", "left_out_rollouts"}
-    | {"gap_base", "gap_ok", "gap_broken"}
+    | {"left_out_rollouts", "gap_base", "gap_ok", "gap_broken"}
     | STREAM_KEYS
     | {"environments", "broken_figures", "endpoint", "stated", "held_out_loss"}
 )
-"""Keys that only some runs write: with a KL term, half precision, a sampler correction, a loss on pairs, or what the
-sentence names. All others are in every line of an iteration that took a step."""
+"""Keys that only some runs write: in half precision, or where the key's sentence says so. All others are in every line
+of an iteration that took a step."""
 
 MESSAGES = [
     {"role": "system", "content": CALL},
@@ -71,14 +71,13 @@ def test_metrics_holds_what_a_run_writes_and_nothing_else(tmp_path):
     cfg.loss.sampler_correction = {"_component_": "loop_recipes.algorithm.sampler_correction.TruncatedWeights"}
     train(cfg)
     (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    elsewhere = {"preference_margin", "preference_accuracy", "held_out_loss"}
-    elsewhere |= {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))} | STREAM_KEYS
+    elsewhere = {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))} | STREAM_KEYS
     written = (
         set(line)
         | elsewhere
         | {"left_out_rollouts", "broken_figures", "held_out_loss", "gap_base", "gap_ok", "gap_broken"}
     )  # which tests of their own look at
-    assert written == set(METRICS) | {figure.key for figure in BOTH.figures}
+    assert written == {*METRICS, *PolicyLoss.figures, *(figure.key for figure in BOTH.figures)}
     assert set(METRICS) - CONDITIONAL_KEYS <= set(line)
     assert 0 < line["correction_weight"] <= 2
     assert line["behavior_turns"] > 0

@@ -17,6 +17,8 @@ from loop_plumbing.breakage import error_line
 from loop_plumbing.separate_task import result_of
 from loop_recipes.own_task.play import Agent, Played, play_task, quiet
 
+ORACLE_TASKS = 20
+"""Maximum of tasks to play, unless more are asked for."""
 PATIENCE_S = 60.0
 """Seconds after which no further task begins: an environment may be slow."""
 SOLVE = "solve(task)"

@@ -28,7 +28,7 @@ from loop_plumbing.breakage import raised_as
 from loop_plumbing.names import did_you_mean, similar_names
 from loop_plumbing.separate_task import result_of
 from loop_recipes.config.files import check_overrides, compose, with_words
-from loop_recipes.own_task.oracle import Oracle, ask_oracle
+from loop_recipes.own_task.oracle import ORACLE_TASKS, Oracle, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.paths import KINDS
 from loop_recipes.steps import check_finished, module, run_step, tune
@@ -46,8 +46,6 @@ HELD_OUT_SHARE = 0.2
 MOST_HELD_OUT = 100
 """Maximum of held-out groups of tasks: more would take too long on a small machine."""
 TASKS_PER_ITERATION = 8
-ORACLE_TASKS = 20
-"""Maximum of tasks to play with the right answer and with nothing before the first iteration."""
 LAPTOP, HALF_LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "cpu_bf16", "gpu", "qwen2_5_1_5b_one_gpu"
 SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
 SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}

@@ -32,13 +32,10 @@ from loop_plumbing.separate_task import result_of
 from loop_recipes.config.arguments import verb_parser
 from loop_recipes.config.files import compose
 from loop_recipes.exit_status import exit_status
-from loop_recipes.own_task.oracle import ask_oracle
+from loop_recipes.own_task.oracle import ORACLE_TASKS, ask_oracle
 from loop_recipes.own_task.play import Played, nothing, play_tasks, words_as_tokens
 from loop_recipes.own_task.training import TRAINED, OwnTask, check_model, config_of, write_config
 from loop_recipes.steps import StepFailed, run_step, tune
-
-ORACLE_TASKS = 100
-"""Maximum of tasks to play with the right answer, with nonsense and with nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 new = [each for each in played.messages if each.role != "system" or each.content != system]
                 system = next((each.content for each in played.messages if each.role == "system"), system)
                 print(*map(message_text, new), result(played), sep="\n\n")
-            return "\n".join(["", *task.ask_oracle(ORACLE_TASKS).lines, *_groups(task)])
+            return "\n".join(["", *task.ask_oracle(max(ORACLE_TASKS, options.tasks)).lines, *_groups(task)])
         return _by_hand(task.pool(), lambda: task.splits[TRAINED][: options.tasks])
 
     return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
@@ -110,7 +107,7 @@ def _play_config(name: str, words: Sequence[str], count: int, by_hand: bool) -> 
         print(*map(message_text, played.messages), result(played), sep="\n\n")
     playing = pool()
     solves = getattr(getattr(playing, "module", None), "solve", None) is not None
-    return "\n".join(["", *ask_oracle(playing, solves, tasks, ORACLE_TASKS).lines])
+    return "\n".join(["", *ask_oracle(playing, solves, tasks, max(ORACLE_TASKS, count)).lines])
 
 
 def _groups(task: OwnTask) -> list[str]:

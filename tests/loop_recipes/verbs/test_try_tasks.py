@@ -24,8 +24,8 @@ def test_what_doing_nothing_sees_and_earns(capsys):
     assert said.count("Guess a number") == 2
     assert "=== task from1number2: 0 turns, reward 0\n" in said
     assert said.endswith(
-        "right:    solve(task) earns 1 on average of 100 of 200 tasks\n"
-        "nothing:  doing nothing earns 0 on average of 100 of 200 tasks\n"
+        "right:    solve(task) earns 1 on average of 20 of 200 tasks\n"
+        "nothing:  doing nothing earns 0 on average of 20 of 200 tasks\n"
     )
 
 

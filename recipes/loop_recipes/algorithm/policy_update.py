@@ -291,41 +291,14 @@ class PolicyUpdate:
         step_logprobs: dict[str, Tensor] | None,
     ) -> StepOutcome | None:
         """Take one optimizer step and return its outcome; None if ``max_trajectory_log_ratio`` forbids the step."""
-        average, count = Averaging.of(minibatch, self.config), len(episodes(minibatch))
-        # While a further loss trains alone the adapter gets no gradient at all, so that the optimizer leaves it alone.
-        policy_rests = iteration <= self.method.plan.policy_rests_iterations
-        coefficients = [each.coefficient(iteration - 1) for each in self._further.values()]
-        totals = torch.zeros(2 + len(coefficients), dtype=torch.float64, device=self._batches.device)
         own_statistics, comparison = LossStatistics(), None
         weighted: Sequence[CreditedSample] = minibatch
         if self.method.plan.compares_pairs:
             comparison, weighted = self._compared(minibatch)
             if self._batches.is_main:  # every rank has compared all of them
                 own_statistics.add_metrics(comparison.metrics)
-        parts: dict[str, Tensor] = {}
-        for batch in self._batches.of_step(weighted):
-            output, further, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
-            mean_loss = average.term(output.per_rollout_loss, batch, self.method.loss.plan.sums_tokens)
-            total = mean_loss
-            for coefficient, losses in zip(coefficients, further, strict=True):
-                total = total + coefficient * average.term(losses, batch)
-            # FSDP averages gradients over the ranks, but the loss is a sum over them.
-            (total * (self._batches.groups * self._loss_scale)).backward()
-            if not self._batches.is_leader:
-                continue
-            # Summed over its tokens, mean over episodes, as are further losses, independent of the loss's divisor.
-            log_ratio = output.token_log_ratio.sum() / count
-            means = [losses.sum() / count for losses in further]
-            totals += torch.stack([mean_loss, log_ratio, *means]).detach().double()
-            # Copied to the CPU only now: before the backward pass it would wait for the forward pass's last kernel.
-            own_statistics.add(output)
-            if self.token_statistics is not None:
-                self.token_statistics.add(batch, output)
-            if step_logprobs is not None:
-                parts |= batch.split(logprobs.detach().cpu())
-        if step_logprobs is not None:
-            step_logprobs |= of_all_ranks(parts, minibatch, torch.empty(0))
-        loss, log_ratio, *further_losses = sum_over_ranks(totals.cpu()).tolist()
+        average = Averaging.of(minibatch, self.config)
+        loss, log_ratio, *further_losses = self._backward(weighted, average, own_statistics, iteration, step_logprobs)
         limit = self.config.max_trajectory_log_ratio
         if limit is not None and abs(log_ratio) > limit:
             self.optimizer.zero_grad(set_to_none=True)
@@ -351,6 +324,46 @@ class PolicyUpdate:
         self.optimizer.zero_grad(set_to_none=True)
         names = [each.metric for each in self._further.values()]
         return StepOutcome(loss, dict(zip(names, further_losses, strict=True)), norms[0])
+
+    def _backward(
+        self,
+        minibatch: Sequence[CreditedSample],
+        average: Averaging,
+        statistics: LossStatistics,
+        iteration: int,
+        step_logprobs: dict[str, Tensor] | None,
+    ) -> list[float]:
+        """Add up the gradient of a minibatch over its micro-batches. Return, over all ranks, its loss, the mean over
+        episodes of the log-ratio of all their tokens, and the mean of each further loss."""
+        count = len(episodes(minibatch))
+        # While a further loss trains alone the adapter gets no gradient at all, so that the optimizer leaves it alone.
+        policy_rests = iteration <= self.method.plan.policy_rests_iterations
+        coefficients = [each.coefficient(iteration - 1) for each in self._further.values()]
+        totals = torch.zeros(2 + len(coefficients), dtype=torch.float64, device=self._batches.device)
+        parts: dict[str, Tensor] = {}
+        for batch in self._batches.of_step(minibatch):
+            output, further, logprobs = self._losses(batch, policy_rests, on_policy=step_logprobs is not None)
+            mean_loss = average.term(output.per_rollout_loss, batch, self.method.loss.plan.sums_tokens)
+            total = mean_loss
+            for coefficient, losses in zip(coefficients, further, strict=True):
+                total = total + coefficient * average.term(losses, batch)
+            # FSDP averages gradients over the ranks, but the loss is a sum over them.
+            (total * (self._batches.groups * self._loss_scale)).backward()
+            if not self._batches.is_leader:
+                continue
+            # Summed over its tokens, mean over episodes, as are further losses, independent of the loss's divisor.
+            log_ratio = output.token_log_ratio.sum() / count
+            means = [losses.sum() / count for losses in further]
+            totals += torch.stack([mean_loss, log_ratio, *means]).detach().double()
+            # Copied to the CPU only now: before the backward pass it would wait for the forward pass's last kernel.
+            statistics.add(output)
+            if self.token_statistics is not None:
+                self.token_statistics.add(batch, output)
+            if step_logprobs is not None:
+                parts |= batch.split(logprobs.detach().cpu())
+        if step_logprobs is not None:
+            step_logprobs |= of_all_ranks(parts, minibatch, torch.empty(0))
+        return sum_over_ranks(totals.cpu()).tolist()
 
     def _grow_loss_scale(self) -> None:
         self._steps_at_scale += self._scales

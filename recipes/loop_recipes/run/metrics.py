@@ -66,7 +66,7 @@ METRICS: dict[str, str] = {
     "ungradable_rollouts": "rollouts that ended in a state which could not be graded, and so have reward 0",
     "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
     "says of what, and a share above collection.max_broken_share ends the run",
-    "broken_figures": "figures of behaviour that could not be computed, and are left out; the terminal says of what",
+    "broken_figures": "figures of behaviour that broke and are left out, as the terminal says; only where there are some",
     "reward": "mean reward, from 0 to 1, as the environment's grader gives it",
     "reward_error": "its standard error over tasks, whose rollouts are not independent; only of two tasks or more",
     "success": "share of rollouts whose grader says that the task is solved",
@@ -82,10 +82,10 @@ METRICS: dict[str, str] = {
     "thinking_tokens": "mean tokens of thinking per turn; only of a model that thinks",
     "cut_in_thinking": "share of turns that ended before their thinking did, by a limit or by the policy itself; "
     "only of a model that thinks",
-    "environments": "for each environment of a mixture: its rollouts, reward, success, completed, turns and tokens",
-    "endpoint": "of agent programs, means over episodes: calls answered, repeated and refused, calls and tokens "
-    "aside, settings not applied, turns that came back edited (docs/your_own_task.md)",
-    "stated": "mean of each reward and metric by name that a grade holds (docs/your_own_task.md)",
+    "environments": "for each environment: rollouts, reward, success, completed, turns and tokens; only of a mixture",
+    "endpoint": "means over episodes: calls answered, repeated and refused, calls and tokens aside, settings not "
+    "applied, turns that came back edited (docs/agents.md); only of agent programs",
+    "stated": "mean of each reward and metric by name that a grade holds; only where some do (docs/your_own_task.md)",
     "kept_fraction": "share of rollouts whose abs(advantage) is at least update.min_abs_advantage",
     "left_out_rollouts": "rollouts without a sampled token among their first update.max_tokens_per_rollout; only where "
     "that is given",
@@ -99,7 +99,8 @@ METRICS: dict[str, str] = {
     "steps": "optimizer steps taken",
     "steps_left_out": "steps that update.max_trajectory_log_ratio forbade",
     "loss": "mean over the steps of the minibatch loss",
-    "held_out_loss": "with held_out of loop sft: mean cross-entropy on conversations that are not trained on, after it",
+    "held_out_loss": "mean cross-entropy after it on conversations that are not trained on; only of loop sft with "
+    "held_out",
     "grad_norm": "mean over the steps of the gradient norm before clipping",
     "grad_norm_max": "the largest of them",
     "learning_rate": "learning rate of the update",
@@ -117,9 +118,9 @@ METRICS: dict[str, str] = {
     "gap_mean": "mean over kept tokens of abs(sampler log-prob - learner log-prob)",
     "gap_p99": "its 99th percentile",
     "gap_max": "its maximum",
-    "gap_base": "gap_p99 before the first step, which later ones are compared with; in half precision alone",
-    "gap_ok": "beside it, up to here gap_p99 is ok: sampler_gap.ok, or twice gap_base where that is more",
-    "gap_broken": "beside it, above this gap_p99 is broken: sampler_gap.broken, or eight times gap_base if less",
+    "gap_base": "gap_p99 before the first step, which later ones are compared with; only in half precision",
+    "gap_ok": "up to here gap_p99 is ok: sampler_gap.ok, or twice gap_base where that is more; only with gap_base",
+    "gap_broken": "above this it is broken: sampler_gap.broken, or eight times gap_base if less; only with gap_base",
     "gap_verdict": "ok, drift or broken; none when nothing was kept",
     "seconds_collecting": "on the rollout node: from the first episode to the end of the collection",
     "seconds_waiting": "the trainer had nothing to do but wait for rollouts",

@@ -25,14 +25,10 @@ BOTH = replace(DEFAULT_DESCRIPTION, behavior=OWN_BEHAVIOR)
 CALL = '<tool_call>{"name": "a"}</tool_call>'
 STREAM_KEYS = frozenset(key for key, text in METRICS.items() if text.endswith("only of a stream"))
 CONDITIONAL_KEYS = frozenset(
-    {"thinking_tokens", "cut_in_thinking", "entropy", "model_flops_utilization"}
-    | {key for key in METRICS if key.startswith(("dev_", "earlier_dev_"))}
-    | {"left_out_rollouts", "gap_base", "gap_ok", "gap_broken"}
-    | STREAM_KEYS
-    | {"environments", "broken_figures", "endpoint", "stated", "held_out_loss"}
+    key for key, text in METRICS.items() if "; only " in text or key.startswith(("dev_", "earlier_dev_"))
 )
-"""Keys that only some runs write: in half precision, or where the key's sentence says so. All others are in every line
-of an iteration that took a step."""
+"""Keys that some runs alone write, as their sentences say. All others are in every line of an iteration that took a
+step."""
 
 MESSAGES = [
     {"role": "system", "content": CALL},

@@ -66,7 +66,7 @@ METRICS: dict[str, str] = {
     "ungradable_rollouts": "rollouts that ended in a state which could not be graded, and so have reward 0",
     "broken_rollouts": "rollouts in which the environment itself broke (a step, the grade, the reward); the terminal "
     "says of what, and a share above collection.max_broken_share ends the run",
-    "broken_figures": "figures of behaviour that broke and are left out, as the terminal says; only where there are some",
+    "broken_figures": "figures of behaviour that broke and are left out, as the terminal says; only if there are some",
     "reward": "mean reward, from 0 to 1, as the environment's grader gives it",
     "reward_error": "its standard error over tasks, whose rollouts are not independent; only of two tasks or more",
     "success": "share of rollouts whose grader says that the task is solved",

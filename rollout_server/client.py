@@ -245,8 +245,8 @@ class RolloutClient:
         return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), body.get("moved"))
 
     def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
-        """Return a function to call with the error of each failed try. The function waits a little; after ``seconds``
-        (default ``reconnect_s``) without a sign of life it raises."""
+        """Return a function to call with the error of each failed try. The function waits a little. After ``seconds``
+        (default ``reconnect_s``) without a sign of life it raises NodeUnreachable."""
         limit_s = self._reconnect_s if seconds is None else seconds
         give_up, moved = running_time.now() + limit_s, None
 

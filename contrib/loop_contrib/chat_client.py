@@ -276,7 +276,7 @@ def _count(value: Any) -> int:
 
 
 def _words(data: Any, page: str) -> str:
-    """Return what the service wrote about an error: the error's message, or the beginning of the page."""
+    """Return the service's words about an error: the error's message, or the beginning of the page."""
     match data:
         case {"error": {"message": str(text)}} | {"error": str(text)} | {"detail": str(text)} | {"message": str(text)}:
             pass

@@ -84,7 +84,7 @@ class FourBits:
             )
 
     def undivided(self, weights: Mapping[str, tuple[int, ...]], parts: int) -> str | None:
-        """Return a short name of what cannot be divided into ``parts``; None if all weights can be divided."""
+        """Return a short name of the units that cannot be divided into ``parts``; None if all can be divided."""
         uneven = any(weights[f"{module}.weight"][1] % (self.group * parts) for module in self.modules)
         return f"groups of {self.group} weights" if uneven else None
 

@@ -44,7 +44,7 @@ Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
-    """Add the endpoint's routes. Return the paths of those routes that check episode keys themselves."""
+    """Add the endpoint's routes. Return the paths of the routes that check episode keys themselves."""
     app[ENDPOINT] = endpoint
     app.add_routes([web.post("/v1/keys", open_key), web.delete("/v1/keys/{key}", close_key)])
     paths = set()

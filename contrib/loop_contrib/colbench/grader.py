@@ -105,8 +105,8 @@ class CodeGrader:
             await server.close()
 
     def _server(self, packages: Sequence[str]) -> ForkServer:
-        """Return the server that has imported what these modules belong to: a process that did so for each call would
-        take most of a grade's time."""
+        """Return the server that has imported the packages of these modules. A process that imported them for each call
+        would take most of a grade's time."""
         imported = tuple(sorted({package.partition(".")[0] for package in packages}))
         if imported not in self._servers:
             config = {"memory_mb": self._limits.memory_mb, "cpu_s": self._limits.call_cpu_s, "packages": imported}

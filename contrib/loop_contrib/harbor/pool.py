@@ -133,7 +133,7 @@ class HarborEnvironment:
         return task
 
     async def start(self, task_id: str) -> list[Message]:
-        """Start the container and its shell, or wait for those of this episode that are being started.
+        """Start the episode's container and shell, or wait for them if they are starting already.
 
         Raises:
             EnvironmentCrashed: the back end cannot start them.
@@ -172,7 +172,7 @@ class HarborEnvironment:
         return StepResult(printable(observation), done=over, failed=failed, tools=tuple(uses))
 
     async def _run(self, command: str, task: HarborTask) -> tuple[str, str]:
-        """Run a command. Return its output and a note on what became of the shell, "" if the shell still runs."""
+        """Run a command. Return its output and a note on how the shell ended, "" if the shell still runs."""
         name, pool = self._names[0], self._pool
         if self._shell is None:
             self._shell = await Shell.begin(self._containers.client, name, task.user, pool.max_characters)

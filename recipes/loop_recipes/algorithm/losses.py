@@ -37,11 +37,11 @@ class LossOutput:
 
     Attributes:
         per_rollout_loss: [b], to be minimised, with gradient; a rollout's share of the mean over its episode's terms.
-        log_ratio: one entry per importance ratio (of a token, turn or rollout, as the level says), no gradient.
+        log_ratio: one entry per importance ratio (of a token, turn or rollout, by the level), without gradient.
         clipped: of the shape of ``log_ratio``, true where the clipped branch was taken.
-        ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
-        token_log_ratio: [n], one entry per token at every level, no gradient.
-        reference_kl: [b], the KL term of each rollout before its coefficient, no gradient; None without a KL term.
+        ratio_index: [n], the index of each sampled token's entry in ``log_ratio`` and ``clipped``.
+        token_log_ratio: [n], one entry per token at every level, without gradient.
+        reference_kl: [b], the KL term of each rollout before its coefficient, without gradient; None without a KL term.
         weights: the sampler correction's weights of the sampled tokens; None without a correction.
     """
 
@@ -62,7 +62,7 @@ class PairComparison:
         weights: by rollout id, the weights [n] of the sampled tokens' log-probs. The weighted log-likelihood has the
             same gradient as the losses.
         losses: [p], float64, one for each pair; the minibatch's loss is their sum.
-        metrics: by name, values [p], of which the mean over an iteration's steps is logged.
+        metrics: name -> values [p]; the mean over an iteration's steps is logged.
     """
 
     weights: dict[str, Tensor]

@@ -89,7 +89,7 @@ class DivergenceMask:
     """k, or 0 where the learner's policy is further than ``limit`` from the sampler's and the step would increase the
     distance: up from above (A > 0) or down from below (A < 0) (DPPO, arXiv 2602.04879).
 
-    The divergence counts two outcomes, "this token" and "any other". It is that of the policy in training, so the
+    The divergence counts two outcomes, "this token" and "any other". It is computed with the policy in training, so the
     mask changes from step to step. With ``clip: none`` the weighted ratio is ``pi / mu``, as in the paper.
 
     Args:

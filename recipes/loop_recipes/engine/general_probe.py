@@ -68,7 +68,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         dtype, device: the dtype and device of the training.
 
     Raises:
-        ValueError: the model is not exact, with the error's size, or cannot be computed.
+        ValueError: the model's error is too large (the message names its size), or the model cannot be computed.
     """
     try:
         layers = max(GeneralDecoder(_small(path, base, ATTENTION_NAME), base).kinds()) + 1

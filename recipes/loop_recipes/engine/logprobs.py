@@ -34,7 +34,7 @@ class Head(Protocol):
         """Return log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy [n] in nats of each row's whole distribution, no gradient."""
+        """Return the entropy [n] in nats of each row's distribution, without gradient."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FullLogProbs:
         return self._logprobs(hidden, weight, scale, cap).gather(1, targets[:, None]).squeeze(1)
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy [n] in nats of each row's whole distribution, fp32, no gradient."""
+        """Return the entropy [n] in nats of each row's distribution, as float32 without gradient."""
         with torch.no_grad():
             logprobs = self._logprobs(hidden, weight, scale, cap)
             return -(logprobs.exp() * logprobs).sum(-1)
@@ -103,7 +103,7 @@ class TiledLogProbs:
 
     @torch.no_grad()
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
+        """Return the exact entropy [n] in nats of each row's distribution, as float32 without gradient."""
         top, total = _running_start(hidden)
         weighted = torch.zeros_like(total)  # sum of exp(z - top) * (z - top)
         for vocab in range(0, len(weight), self.vocab_tile):

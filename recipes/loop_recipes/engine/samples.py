@@ -227,7 +227,7 @@ def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[
 
 
 def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
-    """Make a rollout of random tokens, all but the first sampled."""
+    """Make a rollout of random tokens. All tokens except the first count as sampled."""
     mask = torch.arange(length) > 0
     return ScoredSample(
         rollout_id=name,

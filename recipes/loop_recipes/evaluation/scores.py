@@ -30,8 +30,8 @@ class TaskResult:
 
     ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved by the
     environment's rule (by default, that of :data:`DEFAULT_DESCRIPTION`). ``behavior`` holds the counts behind the
-    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` is the
-    rollout's: where, and by what error, the environment itself broke.
+    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` holds
+    the place and the error if the environment itself broke.
     """
 
     task_id: str

@@ -442,7 +442,7 @@ class HarborPool:
         self._slots.give_back()
 
     def status(self) -> PoolStatus:
-        """Return the counters, with the episodes a core, and the mean of the latest episodes' peaks of memory."""
+        """Return the counters, the episodes per core, and the mean peak memory of the latest episodes."""
         details = {"episodes_per_core": self._slots.taken / len(os.sched_getaffinity(0))}
         if peaks := self.containers.peaks_mb:
             details["episode_mb"] = sum(peaks) / len(peaks)

@@ -209,7 +209,7 @@ def _load(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Load ``dtype`` copies of the weights into a model without storage, and unchanged the buffers that no file has."""
+    """Load the weights as ``dtype`` into a model without storage, and buffers that no file has without a change."""
     own = {name: _cast(tensors[name], dtype).to(device) for name in model.state_dict()}
     model.load_state_dict(own, assign=True)
     load_buffers(model, own, lambda name: weights[f"{prefix}{name}"].to(device))

@@ -323,7 +323,7 @@ def furnish(folder_mb: int) -> None:
 
 
 def walls_of_a_box(memory_mb: int) -> Callable[[], None]:
-    """Return the function with which a process of an agent's code in a box drops its rights and changes its user."""
+    """Return the function by which a process of agent's code in a box drops its rights and changes its user."""
     program = syscalls.filter_program(syscalls.refused_in_a_box(os.uname().machine), listed_only=False)
 
     def take() -> None:

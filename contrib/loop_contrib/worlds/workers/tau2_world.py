@@ -168,7 +168,7 @@ class Tau2Conversation(WorkerEpisode):
         return self._turn_result()
 
     def _heed_limits(self) -> None:
-        """End a conversation that is too long, as the package does, that is, only after a whole turn."""
+        """End a conversation that is too long; like the package, only after a whole turn."""
         simulation = self._simulation
         if simulation.done or simulation.to_role == Role.ENV:
             return

@@ -11,8 +11,8 @@ No voiding
     same random seeds. A step that broke, or took too long, ends the episode, and its effects stay. A state that cannot
     be graded has an ``ungradable`` :class:`Grade` of reward 0, as little as doing nothing earns.
     That includes a grade that holds invalid values, or contradicts itself
-    (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
-    Nor is an agent charged with the machine's faults: :mod:`agent_environments.lost_worlds` tells the two apart.
+    (:mod:`agent_environments.plain_values`). If the environment itself broke, the grade says so (``broke``). Nor is an
+    agent charged with the machine's faults: :mod:`agent_environments.lost_worlds` tells the two apart.
     :mod:`agent_environments.guarded_environment` holds any environment to this from outside, and
     :mod:`agent_environments.conformance` tests it.
 """

@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible chat endpoints: one way to read what they answer, however oddly, and to ask again.
+"""The client of OpenAI-compatible chat endpoints: one way to read their answers, even odd ones, and to ask again.
 
 A service that is busy or away (:data:`~loop_plumbing.retries.TRANSIENT`, any 5xx, no answer at all) is asked again with
 growing pauses. Busy means 429 or 529, or 503 and when to come back. A service that answers 200 with something else than

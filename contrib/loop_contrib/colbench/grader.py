@@ -1,7 +1,7 @@
-"""Runs answers in the sandbox and compares what they give with what the reference gives.
+"""Runs answers in the sandbox and compares their results with the reference's.
 
-Each call of answer and reference has a process of its own, so an answer can learn nothing of the reference, nor of the
-other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its
+Each call of answer and reference has a separate process, so an answer can learn nothing about the reference or the
+other calls. The comparison is made here, on plain JSON. If a reference's call gives no value, no answer passes its
 test.
 """
 

@@ -1,9 +1,9 @@
 """Harbor's tasks behind the environment protocol: a shell in a container, and a grade in another one.
 
-The tests of a task never run where its agent was. Its container is stopped from outside, what the task names as
-artifacts is taken out of it, and a fresh container of the same image gets these and the tests. So a process, a program
-or a file that the agent leaves elsewhere changes no grade. A container that has ended while its agent had the word is a
-grade of 0, because its agent can end it; one that is gone, which no agent can bring about, is a repeated attempt.
+The tests of a task never run where its agent was. Its container is stopped from outside, the task's artifacts are taken
+out of it, and a fresh container of the same image gets these and the tests. So a process, a program or a file that the
+agent leaves elsewhere changes no grade. If a container has ended during the agent's turn, the grade is 0, because the
+agent can end it. If a container is gone, which no agent can cause, the attempt is repeated.
 
 Tests that must look at the agent's own system run there if the config says ``grade: shared``. Its agent can then forge
 the reward, so the name of the dataset says it beside every score, and nothing can be trained on it.

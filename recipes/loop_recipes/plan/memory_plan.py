@@ -76,9 +76,9 @@ def plan_trainer(
     layer's input. The layer at work is differentiated with its activations recomputed: at the peak six tensors of the
     feed-forward width (four activations of the MLP and two gradients on their way), six of the model's width and four
     of the keys' width. ``keep_attention`` keeps attention's output and fp32 normalisers, in each layer with attention.
-    Where several ranks are ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank
-    that ``offloads`` has two of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer
-    at work of a model that transformers builds, in place of these tensors.
+    If several ranks are ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank that
+    ``offloads`` has two of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer at
+    work of a model that transformers builds, in place of these tensors.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """

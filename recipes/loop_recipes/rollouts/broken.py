@@ -1,5 +1,5 @@
-"""The terminal's lines about a collection that went wrong: environments that broke, which may end a run, and rollouts
-all of which earned the same."""
+"""The terminal's lines about a collection that went wrong: broken environments, which may end a run, and equal rewards
+of all rollouts."""
 
 from __future__ import annotations
 

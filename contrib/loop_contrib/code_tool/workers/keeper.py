@@ -1,8 +1,8 @@
 """Keeps an agent's processes and folder from one call to the next; it is out of the agent's reach.
 
 It is the first process of a box (agent_environments/sandbox/box.py), which ends with it, or stands before one sealed
-interpreter (sandbox.py there). It alone holds the way to the owner. While no call is made, nothing of the agent's runs:
-all is stopped, and what does not stop is ended. It answers requests in lines of JSON:
+interpreter (sandbox.py there). It alone holds the way to the owner. Between calls nothing of the agent's runs: all its
+processes are stopped, and a process that does not stop is ended. It answers requests in lines of JSON:
 
     {"files": {name: base64}}       {"refused": why}                  null in place of a text removes; "" where it could
     {"run": kind, "text": text}     {"output": text, "gone": why, "over": over}

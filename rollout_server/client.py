@@ -1,7 +1,7 @@
 """The trainer's side of the rollout node: a blocking client.
 
-Every call but the first contact outlives a restart of the node: it is repeated until ``reconnect_s`` have passed, which
-is safe because the node takes a repeated request for the same one. Rollouts are read by cursor, so a dropped connection
+Every call except the first contact survives a restart of the node: it is repeated until ``reconnect_s`` have passed.
+This is safe, because the node recognises a repeated request. Rollouts are read by cursor, so a dropped connection
 neither loses nor repeats one.
 """
 

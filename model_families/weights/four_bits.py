@@ -3,7 +3,7 @@
 A weight [out, in] is (number - zero point) * scale, rounded to the type that is computed in. Its numbers are stored in
 ``weight_packed`` [out, in / 8], int32 of eight along the input, the lowest bits first; a group of them along the input
 shares a scale of ``weight_scale`` [out, in / group]. The zero point is 8, or stored in ``weight_zero_point``
-[out / 8, in / group], int32 of eight along the output. ``weight_shape`` [2] is what it says.
+[out / 8, in / group], int32 of eight along the output. ``weight_shape`` [2] is the weight's shape.
 """
 
 from __future__ import annotations

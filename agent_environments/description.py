@@ -1,8 +1,8 @@
 """Describes an environment, as plain data, to the programs that train on its rollouts, score them or show them.
 
-The frame knows no environment by name: how tasks are grouped, what scores are called and which figures of behaviour
-there are stands here. A pool has it as its attribute ``description``, a :class:`Description`; a pool without it has the
-defaults. The node serves it (``GET /v1/environment``), so a client needs no world, and a run keeps it in its folder.
+The frame knows no environment by name: the groups of tasks, the names of scores and the figures of behaviour stand
+here. A pool has it as its attribute ``description``, a :class:`Description`; a pool without it has the defaults. The
+node serves it (``GET /v1/environment``), so a client needs no world, and a run keeps it in its folder.
 """
 
 from __future__ import annotations

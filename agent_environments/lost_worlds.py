@@ -1,14 +1,14 @@
 """The consequences of a lost world: the rule by which every environment that plays elsewhere brings worlds back.
 
-A world that is lost is replaced, and the commands of its episode are run again in another one. What counts against a
-command is only a loss that it can have caused: that of its own world, while it ran there, and while its neighbours
-live. All else is the machine's doing: a connection that is refused, a service or server that ends, losses that reach
-several worlds at once. That is waited out with growing pauses, and in the end the attempt has failed
+A world that is lost is replaced, and the commands of its episode are run again in another one. Only a loss that a
+command can have caused counts against it: the loss of its own world, while it ran there and while its neighbours live.
+The machine causes all others: a refused connection, a service or server that ends, losses of several worlds at once.
+The node waits with growing pauses until they are over; at last the attempt fails
 (:class:`~agent_environments.protocol.EnvironmentCrashed`); no episode is worth 0 for it.
 
-One loss alone may be chance. :data:`LOSSES_PER_COMMAND` that count are the command's doing, whatever it is that it
-does: the episode ends, and what cannot be had any more is ungradable. So an agent cannot void its episode by a command
-that ends its own world, or has its connection cut, each time.
+One loss alone may be chance. :data:`LOSSES_PER_COMMAND` that count are the command's doing: the episode ends, and a
+state that is lost is ungradable. So an agent cannot void its episode by a command that ends its own world, or has its
+connection cut, each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loop_plumbing.agent_timeout import paused_agent_timeout
 from loop_plumbing.forked_process import ProcessEnded
 
 LOSSES_PER_COMMAND = 5
-"""Losses that count, over one command. Where chance alone cuts a request in a hundred, one in 10^10 loses so many."""
+"""Losses that count, over one command. If chance alone cuts one request in a hundred, one in 10^10 loses so many."""
 PAUSE_S = 1.0
 """Seconds before a world is requested again, the second time that it is lost; twice as long each time after that."""
 LONGEST_PAUSE_S = 15.0

@@ -5,16 +5,15 @@ is text; tokens and models stay on the other side of this file. The one thing a 
 tokens a text has, through :class:`TokenSpans`, because observations are cut by tokens.
 
 No voiding
-    Whatever the agent's code, its output, its answer or the state it leaves causes ends in a *grade*: an agent that
-    could have its failures struck out and tried again would be paid for it. So an environment raises
+    Everything that the agent causes, by its code, output, answer or final state, ends in a *grade*. An agent that could
+    have its failures struck out and tried again would be rewarded for them. So an environment raises
     :class:`EnvironmentCrashed` only for faults that the agent's code did not cause; that attempt is repeated with the
     same random seeds. A step that broke, or took too long, ends the episode, and its effects stay. A state that cannot
-    be graded has an ``ungradable`` :class:`Grade` of reward 0, as little as doing nothing earns.
-    That includes a grade that holds invalid values, or contradicts itself
-    (:mod:`agent_environments.plain_values`). Where the environment itself broke, the grade says so (``broke``).
-    Nor is an agent charged with the machine's faults: :mod:`agent_environments.lost_worlds` tells the two apart.
-    :mod:`agent_environments.guarded_environment` holds any environment to this from outside, and
-    :mod:`agent_environments.conformance` tests it.
+    be graded has an ``ungradable`` :class:`Grade` of reward 0, as little as doing nothing earns. That includes a grade
+    that holds invalid values, or contradicts itself (:mod:`agent_environments.plain_values`). If the environment itself
+    broke, the grade says so (``broke``). Nor is an agent charged with the machine's faults:
+    :mod:`agent_environments.lost_worlds` tells the two apart. :mod:`agent_environments.guarded_environment` holds any
+    environment to this from outside, and :mod:`agent_environments.conformance` tests it.
 """
 
 from __future__ import annotations

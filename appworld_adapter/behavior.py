@@ -1,8 +1,8 @@
 """The behaviour metrics of the LOOP paper's appendix A.1, and API-call sequences, over any set of rollouts.
 
 Input is text only: the agent's turns (:mod:`agent_environments.agent_turns`) in one episode, with their observations.
-Where an episode has several sequences, these are the turns of all of them, so that a call which failed in one and
-succeeds in another has recovered. This file decides the points that the paper leaves open:
+If an episode has several sequences, these are the turns of all of them: a call that failed in one and succeeds in
+another has recovered. This file decides the points that the paper leaves open:
 
 - A turn counts in "number of turns" when the environment answered it ("agent submissions followed by environment
   responses"); the per-turn shares divide by that number and only look at those turns. Counts of text (code

@@ -264,8 +264,8 @@ class CollectionEnd:
     many were lost, or the disk is full: ``error`` says it) or "cancelled". ``dropped`` episodes were aborted after
     sampling ``dropped_tokens``; ``failures`` counts failed attempts by reason and ``failures_by_task`` by task;
     ``seconds`` is since the collection was last opened, ``dropped_seconds`` the time of each dropped episode. No floor
-    counts a lost or refused rollout: the attempts at each of ``lost`` all failed, ``refused`` names for each refused
-    branch, by the rollout id it would have had, the world's other answer.
+    counts a lost or refused rollout. All attempts at each of ``lost`` failed. ``refused`` maps the rollout id of each
+    refused branch to the world's other answer.
     """
 
     reason: str

@@ -89,28 +89,28 @@ class Rollout:
     """A sequence of a finished episode; most episodes have only one.
 
     An agent that starts sub-agents, or whose history is rewritten, leaves an episode of several sequences. Each is a
-    record of its own, with the episode's one return; ``episode_id``, which is the ``rollout_id`` of the first, joins
-    them, ``segment`` counts them from 0 to ``segments`` - 1, and in the log they follow each other. Where sequences
-    share a beginning, the tokens sampled there are a turn of the first of them, and context in the others: over all
-    sequences, each sampled token is in ``mask`` once.
+    separate record with the episode's return. They share ``episode_id``, the ``rollout_id`` of the first; ``segment``
+    counts them from 0 to ``segments`` - 1, and in the log they follow each other. If sequences share a beginning, the
+    tokens sampled there are a turn of the first sequence, and context in the others. So over all sequences, each
+    sampled token is in ``mask`` once.
 
     Shapes: ``token_ids``, ``mask`` and ``sampler_logprobs`` are [s]; ``turns`` is [t].
 
     Invariants, checked by :meth:`validate`: ``mask[i]`` is true exactly where a turn's span covers ``i``; spans are
     disjoint, ascending and not empty; log-probs are finite, at most 0 and above vLLM's -9999 of a poisoned KV cache
-    where the mask is true, and 0.0 elsewhere; the first token was not sampled. A rollout of text alone (``text_only``),
-    from an endpoint that gives no token ids, has none, and the spans of all its turns are empty: it can be scored and
-    read, not trained on.
+    where the mask is true, and 0.0 elsewhere; the first token was not sampled. A rollout of text alone (``text_only``)
+    comes from an endpoint without token ids. It has none, and the spans of its turns are empty: it can be scored and
+    read, but not trained on.
 
-    A rollout with ``branch_of`` began inside another one. ``token_ids`` and ``messages`` hold the whole episode, but
-    ``turns``, and with them the mask, only the tokens sampled here: those before are trained with the rollout that
+    A rollout with ``branch_of`` began inside another one. ``token_ids`` and ``messages`` hold the whole episode.
+    ``turns`` and the mask cover only the tokens sampled here; the earlier ones are trained with the rollout that
     sampled them.
 
     A message is ``{"role", "content"}``; an assistant's may also have the thinking before its answer, as ``reasoning``,
     which no environment gets.
 
     ``tampered``, ``ungradable``, ``broke`` (``{"where", "what"}``) and ``tools`` (of each ``{"tool", "calls", "raised",
-    "what"}``) are the grade's (:class:`agent_environments.protocol.Grade`), mostly None and empty.
+    "what"}``) come from the grade (:class:`agent_environments.protocol.Grade`); usually they are None or empty.
     """
 
     rollout_id: str

@@ -146,7 +146,7 @@ def newest_adapter(run: Path) -> Path | None:
 
 
 def only_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return those of the paths that are logs of rollouts, in order."""
+    """Return the logs of rollouts among the paths, in order."""
     return in_order(path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
 
 
@@ -376,8 +376,8 @@ def remove_folder(path: Path) -> OSError | None:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy the files of a folder, and of those below it, to a new one, with the usual rights there. A link's target is
-    copied in its place."""
+    """Copy a folder with all its subfolders to a new one. The files there have the usual rights. A link becomes a copy
+    of its target."""
     for name, _, files in os.walk(source, followlinks=True):
         folder = target / os.path.relpath(name, source)
         folder.mkdir(parents=True)
@@ -386,8 +386,8 @@ def copy_folder(source: Path, target: Path) -> None:
 
 
 def folders_in(parent: Path) -> dict[str, Path]:
-    """Return name -> path of the whole folders in ``parent``. If :func:`whole_folder` was killed when it had moved the
-    old folder aside but not put the new folder in its place, the old folder is returned."""
+    """Return name -> path of the whole folders in ``parent``. If :func:`whole_folder` was killed after it had moved the
+    old folder aside and before the new folder was in its place, the old folder is returned."""
     paths = list(parent.glob("*"))
     replaced = {path.name[1:].removesuffix(_REPLACED): path for path in paths if path.name.endswith(_REPLACED)}
     return replaced | {path.name: path for path in paths if not path.name.startswith(".")}

@@ -1,7 +1,7 @@
 """The values of turns beside a run: a line for each turn whose value was estimated.
 
 ``<run>/turn_values/<collection>.jsonl`` has one line per turn, the fields of :class:`TurnValue`, and is only ever added
-to. Where several lines are of one turn, the last one counts.
+to. If a turn has several lines, the last one counts.
 """
 
 from __future__ import annotations

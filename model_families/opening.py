@@ -1,8 +1,7 @@
 """Opens the folder of a model, and proves its description before anything expensive begins.
 
-Trainer, rollout node and checks open a model here, so that what one takes, the others take. The weights are those that
-config.json describes, and one set of them. The chat is that of the folder's own template: a few conversations have the
-same ids in both.
+Trainer, rollout node and checks open a model here, so that all accept the same models. The weights must be one set, as
+config.json describes it. The chat must be the folder's own template's: a few conversations have the same ids in both.
 """
 
 from __future__ import annotations

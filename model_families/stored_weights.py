@@ -126,7 +126,7 @@ def _check_names(folder: Path, stored: Mapping[str, StoredTensor], expected: Map
 
 
 def _kind(strange: Sequence[str], stored: Mapping[str, StoredTensor], expected: Mapping[str, Any]) -> str:
-    """Return one text: what kind of weights have these names, and the cure."""
+    """Return one text: the kind of weights with these names, and the cure."""
     name = strange[0]
     for prefix, kind in _WRAPPED.items():
         if any(

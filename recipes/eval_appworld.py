@@ -74,13 +74,13 @@ _ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)
 class EvalAppWorldRecipe:
     """Scores policies on a split or a list of tasks through a rollout node, or several that share the tasks.
 
-    A policy is the node's base model, or that with a PEFT adapter, or any model behind an OpenAI-compatible endpoint.
+    A policy is the node's base model, alone or with a PEFT adapter, or any model behind an OpenAI-compatible endpoint.
     Every way of sampling has R runs, each with its own seeds; an episode that runs over budget is a failure. The report
-    has mean and standard deviation over runs, bootstrap intervals over groups of tasks, and paired differences between
-    policies with a permutation test, beside the protocol.
+    has the protocol, mean and standard deviation over runs, bootstrap intervals over groups of tasks, and paired
+    differences between policies with a permutation test.
 
     The same command goes on where it was stopped, and repeats no finished rollout. A lost rollout is played again at
-    the end; if it is lost again, it is not a failure: the report names it with the bounds of its effect.
+    the end. If it is lost again, it does not count as a failure; the report names it and its possible effect.
 
     Args:
         cfg (DictConfig): the recipe's YAML merged with the command line; the keys are those of

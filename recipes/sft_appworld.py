@@ -44,9 +44,9 @@ LONGEST_WAIT_S = 1800.0
 class SftAppWorldRecipe(TrainingRecipe):
     """Trains a policy on stored rollouts or demonstrations (LOOP's rows RFT and SFT-GT; DPO and DMPO offline).
 
-    The set is conversations (``data``), which the model's own chat format writes, or logs of rollouts from any run, of
-    ``loop method solved``, or of demonstrations. ``advantage`` decides which rollouts count: ``Solved`` keeps the
-    successful ones, ``ReturnPairs`` pairs those of a task. Losses are ``LogLikelihood`` (cross-entropy with
+    The set is conversations (``data``), which are written in the model's own chat format, or logs of rollouts: from any
+    run, ``loop method solved`` or demonstrations. ``advantage`` decides which rollouts count: ``Solved`` keeps the
+    successful ones, ``ReturnPairs`` makes pairs of a task's rollouts. Losses are ``LogLikelihood`` (cross-entropy with
     ``update.loss_divisor: tokens``), ``DPO`` and ``DMPO``; the reference of pairs is the policy that the run began
     with.
 

@@ -50,8 +50,8 @@ class WarmStartRecipe:
       practice world that it generates (AppWorld), or the play of a world's own expert.
     - Trains a byte-level BPE on these conversations.
     - Starts a Qwen2 model with heads that look back, and teaches it to copy on random streams.
-    - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass,
-      at last towards a bad habit, for reinforcement learning to undo.
+    - Trains on the agent's tokens only (Muon for hidden matrices, AdamW for the rest), with other names in each pass.
+      The last passes teach a bad habit, which reinforcement learning can undo.
     - Refuses to write a policy whose loss on held-out clean demonstrations is above the gate: reinforcement learning
       would find nothing to reinforce.
     - Writes a folder that transformers, vLLM and torchtune load.

@@ -1,7 +1,7 @@
 """The trainer's side of the rollout node: a blocking client.
 
-Every call but the first contact outlives a restart of the node: it is repeated until ``reconnect_s`` have passed, which
-is safe because the node takes a repeated request for the same one. Rollouts are read by cursor, so a dropped connection
+Every call except the first contact survives a restart of the node: it is repeated until ``reconnect_s`` have passed.
+This is safe, because the node recognises a repeated request. Rollouts are read by cursor, so a dropped connection
 neither loses nor repeats one.
 """
 
@@ -245,8 +245,8 @@ class RolloutClient:
         return RolloutNodeError(response.status_code, message, response.headers.get("Retry-After"), body.get("moved"))
 
     def patience(self, seconds: float | None = None) -> Callable[[Exception], None]:
-        """Return a function to call with the error of each failed try. The function waits a little; after ``seconds``
-        (default ``reconnect_s``) without a sign of life it raises."""
+        """Return a function to call with the error of each failed try. The function waits a little. After ``seconds``
+        (default ``reconnect_s``) without a sign of life it raises NodeUnreachable."""
         limit_s = self._reconnect_s if seconds is None else seconds
         give_up, moved = running_time.now() + limit_s, None
 

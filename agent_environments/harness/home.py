@@ -1,7 +1,7 @@
 """The home that an episode's program has of its own: its keys, settings and sessions stay apart from others'.
 
-Agents write into their home what they then read again: a key, a login, the session to go on from. Two agents in one
-home played with each other's key.
+Agents write a key, a login or a session into their home and read it again later. Two agents in one home played with
+each other's key.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def resolved(command: Sequence[str]) -> list[str]:
 
 
 def require_script(key: str, command: Sequence[str], why: str, folders: Iterable[Path] = ()) -> None:
-    """Raise FileNotFoundError if an interpreter's script is neither a file here nor in each of ``folders``, where the
+    """Raise FileNotFoundError if an interpreter's script is not a file here and not in each of ``folders``, where the
     command starts. ``why`` states the consequence. A script behind a program such as a container's is not checked.
     """
     place = next((n for n, word in enumerate(command) if INTERPRETER.fullmatch(os.path.basename(word))), len(command))

@@ -288,7 +288,7 @@ class RemotePool:
         max_worlds: the largest number of episodes at a time.
         observation_max_tokens: an observation is cut to this many tokens.
         step_timeout_s: seconds for one command, and for a grade.
-        start_timeout_s: seconds for the other side, and a task there, to start, and for a lost world to come back.
+        start_timeout_s: seconds for the other side and its task to start, and for a lost world to come back.
     """
 
     no_command = "There is no command in this message."

@@ -15,7 +15,7 @@ class LineStuck(Exception):
 
 
 class RequestFailed(Exception):
-    """The other side lives and reports an error. ``reason`` is that of its ``EnvironmentFault``, if it gave one."""
+    """The other side lives and reports an error. ``reason`` is the word of its ``EnvironmentFault``, if it sent one."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class WorldLine:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Cut the line at once; this also ends all that runs on the other side."""
+        """Cut the line at once; this also ends everything that runs on the other side."""
         raise NotImplementedError
 
     async def last_words(self) -> str:

@@ -45,7 +45,7 @@ class NoBox(Exception):
 
 
 def system_arguments(paths: Iterable[str]) -> list[str]:
-    """Return bubblewrap's arguments that show those of these paths that exist, and the root's links to them."""
+    """Return bubblewrap's arguments that show the existing ones among ``paths``, and the root's links to them."""
     arguments: list[str] = []
     for path in dict.fromkeys([*_LINKED, *paths]):
         if os.path.islink(path) and path in _LINKED:
@@ -133,5 +133,5 @@ def below(path: str, folders: Iterable[str]) -> bool:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Return those of the paths that do not lie below another of them."""
+    """Return the paths, without each that lies below another."""
     return [path for path in dict.fromkeys(paths) if not below(path, paths)]

@@ -1,8 +1,8 @@
 """Tool processes: one for each episode, forked from one that has imported the module, and ended with the episode.
 
-Where the module has a class, the process holds the episode's instance. A class that says ``forkable = True`` is made
-once, before the fork; any other anew in each process. Nothing of an episode reaches the next one: neither what it left
-in the module's memory, nor its folder, its variables, its tasks or the programs that it started.
+If the module has a class, the process holds the episode's instance. An instance of a class with ``forkable = True`` is
+made once, before the fork; other instances are made in each process. Nothing of an episode reaches the next one: not
+the module's memory, its folder, its variables, its tasks or the programs that it started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A user's file as a module, which alone can import its neighbours, the modules beside it.
 
-Python does so for a script by putting its folder in front of the search path, where a neighbour ``email.py`` takes the
-place of the standard library's for every package that is imported later, and a ``helper.py`` of one file that of
-another. Here a neighbour is found while its own file is imported, and it never takes the place of the standard library.
+For a script, Python puts its folder in front of the search path. There a neighbour ``email.py`` replaces the standard
+library's module for every package that is imported later, and the ``helper.py`` of one file replaces another's. Here a
+neighbour is found while its own file is imported, and it never takes the place of the standard library.
 
 The file's own module is a submodule of this one, so that processes which a tool starts anew (``spawn``,
 ``forkserver``) find it: they get the name of a function and of its module, and import that.

@@ -108,7 +108,7 @@ class Reward(OwnFunction):
         return [name for name in self.passed if name not in self._own_names]
 
     def check_task(self, task: Mapping[str, Any]) -> None:
-        """Raise ValueError if a task lacks a parameter's value, or has a field that an episode's value would hide."""
+        """Raise ValueError if a task lacks a parameter's value, or has a field with the name of an episode's value."""
         for parameter in self.passed.values():
             name = parameter.name
             if name in self._own_names and name in task:

@@ -74,8 +74,7 @@ class Channel:
 
 
 def wait_readable(channels: list[Channel], longest_ms: int | None = None) -> list[Channel]:
-    """Wait until a channel has at least part of a message, or was closed by its peer; return those of ``channels`` for
-    which this is so."""
+    """Wait until a channel has at least part of a message, or was closed by its peer. Return all such ``channels``."""
     ready = [channel for channel in channels if channel.has_pending]
     if ready:
         return ready

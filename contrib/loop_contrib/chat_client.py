@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible chat endpoints: one way to read what they answer, however oddly, and to ask again.
+"""The client of OpenAI-compatible chat endpoints: one way to read their answers, even odd ones, and to ask again.
 
 A service that is busy or away (:data:`~loop_plumbing.retries.TRANSIENT`, any 5xx, no answer at all) is asked again with
 growing pauses. Busy means 429 or 529, or 503 and when to come back. A service that answers 200 with something else than
@@ -276,7 +276,7 @@ def _count(value: Any) -> int:
 
 
 def _words(data: Any, page: str) -> str:
-    """Return what the service wrote about an error: the error's message, or the beginning of the page."""
+    """Return the service's words about an error: the error's message, or the beginning of the page."""
     match data:
         case {"error": {"message": str(text)}} | {"error": str(text)} | {"detail": str(text)} | {"message": str(text)}:
             pass

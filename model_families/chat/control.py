@@ -65,7 +65,7 @@ class UnforgeableTokenizer:
 
     Args:
         written: the text of the chat template.
-        ends: the ids that end what is generated.
+        ends: the ids that end a generated text.
 
     Attributes:
         shield: puts marks into text from which :meth:`encode` must make no control token.

@@ -2,8 +2,8 @@
 
 The chat template in the model's folder defines it, whatever its form is, if text cannot forge its turns. A conversation
 only ever grows at its end: sampled ids are kept as they came and new ids are appended, because encoding a decoded text
-again gives other ids more often than not. Where a template cannot go on like that (it may drop earlier thinking), the
-format says so, and a new sequence begins.
+again usually gives other ids. If a template cannot go on like that (it may drop earlier thinking), the format says so,
+and a new sequence begins.
 
 The form of a template is learned from what it writes: where an answer begins, what ends it, whether the history stays
 as it was when a conversation goes on, and how a tool is called. The template itself writes every prompt. The text

@@ -75,7 +75,7 @@ def is_of_tower(name: str) -> bool:
 
 
 def takes_lora(name: str, shape: tuple[int, ...], model_type: str) -> bool:
-    """Return whether LoRA can adapt this weight: that of a linear decoder layer, but not of a router or expert."""
+    """Return whether LoRA can adapt this weight: one of a linear decoder layer, except routers and experts."""
     if len(shape) != 2 or layer_of(name) is None or ".experts." in name or not name.endswith(".weight"):
         return False
     left_alone = NOT_REACHED | LEFT_OUT.get(model_type, frozenset())

@@ -3,7 +3,7 @@
 A weight [out, in] is (number - zero point) * scale, rounded to the type that is computed in. Its numbers are stored in
 ``weight_packed`` [out, in / 8], int32 of eight along the input, the lowest bits first; a group of them along the input
 shares a scale of ``weight_scale`` [out, in / group]. The zero point is 8, or stored in ``weight_zero_point``
-[out / 8, in / group], int32 of eight along the output. ``weight_shape`` [2] is what it says.
+[out / 8, in / group], int32 of eight along the output. ``weight_shape`` [2] is the weight's shape.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FourBits:
             )
 
     def undivided(self, weights: Mapping[str, tuple[int, ...]], parts: int) -> str | None:
-        """Return a short name of what cannot be divided into ``parts``; None if all weights can be divided."""
+        """Return a short name of the units that cannot be divided into ``parts``; None if all can be divided."""
         uneven = any(weights[f"{module}.weight"][1] % (self.group * parts) for module in self.modules)
         return f"groups of {self.group} weights" if uneven else None
 

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
 
 
 def all_verbs() -> Mapping[str, tuple[str, str, str]]:
-    """Return the project's own verbs, and those of installed packages, none of which replaces one of ours."""
+    """Return the project's verbs and those of installed packages. A package's verb never replaces one of ours."""
     added: dict[str, tuple[str, str, str]] = {}
     for name, target in sorted(plug_ins("verbs").items()):
         try:

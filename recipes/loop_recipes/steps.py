@@ -41,8 +41,8 @@ def on_ranks(count: int) -> list[str]:
 
 
 def tune(*words: str) -> list[str]:
-    """Return the command ``tune`` of the imported torchtune, whose folder of programs need not be that of the
-    interpreter: those of `pip install --user` lie elsewhere."""
+    """Return the command ``tune`` of the imported torchtune. Its folder may differ from the interpreter's:
+    `pip install --user` puts programs elsewhere."""
     recorded = [str(file.locate()) for file in files("torchtune") or () if file.name == "tune"]
     return [sys.executable, *(recorded[:1] or [str(Path(sys.executable).with_name("tune"))]), *words]
 

@@ -24,7 +24,7 @@ def console(stream: TextIO) -> Console:
 
 
 def folded(line: str, stream: TextIO, between: str = " ") -> str:
-    """Return ``line`` for ``stream``: as it is in a log, and on a terminal in several lines, none of which is wider.
+    """Return ``line`` for ``stream``: unchanged for a log, and folded to the terminal's width for a terminal.
 
     Args:
         between: where the line may be divided; a piece that is wider than the terminal stays whole.

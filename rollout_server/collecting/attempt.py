@@ -109,7 +109,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def _sequences(self) -> list[dict[str, Any]]:
-        """Return, for each served sequence, those fields of a rollout that :meth:`_rollout` does not fill."""
+        """Return, for each served sequence, the fields of a rollout that :meth:`_rollout` does not fill."""
 
     @abstractmethod
     async def _let_go(self) -> None:

@@ -1,7 +1,7 @@
 """An episode: start a world, let the policy client and the environment take turns until it ends, grade, close.
 
-A branch first replays, in its new world, the actions of the rollout that it goes on from. Where the history grows too
-long, ``limits.compaction`` decides how a new sequence begins.
+A branch first replays, in its new world, the actions of the rollout that it continues. If the history grows too long,
+``limits.compaction`` decides how a new sequence begins.
 
 This is the protocol of training, of a checkpoint's evaluation and of an endpoint's: only the policy client
 differs. Limits and end reasons are here; world, deadline, grade and record are those of every

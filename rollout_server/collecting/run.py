@@ -5,11 +5,11 @@
 collection whose last opening has no end was interrupted, and goes on from its files: lost rollouts stay lost. One that
 goes on after its end attempts the lost ones anew.
 
-Where the environment grades the rollouts of a task together, an episode is finished before it has its reward. It waits
-in ``<id>.held``, one episode a line, until its group is whole, or the collection has enough rollouts. The grades are
-then noted as ``{"group": {"task_id", "grades"}}`` in the meta file, and only after that are the rollouts written, with
-them. So a group is graded once, whatever dies when: a grade that was noted is the one that counts. An episode that
-comes later, because it had been lost, is graded beside the others, whose grades stand.
+If the environment grades the rollouts of a task together, an episode is finished before it has its reward. It waits in
+``<id>.held``, one episode a line, until its group is whole, or the collection has enough rollouts. The grades are then
+noted as ``{"group": {"task_id", "grades"}}`` in the meta file, and only after that are the rollouts written, with them.
+So a group is graded once, whichever process dies: the noted grade counts. An episode that comes later, because it had
+been lost, is graded beside the others, whose grades stand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The node's own policy as a policy client: token in, token out.
 
 Sampled ids are appended as they came from the server. Only observations are encoded, so the sequence in the rollout is
-the sequence that was served, token for token. Where the chat format cannot go on from a turn (its template drops the
+the sequence that was served, token for token. If the chat format cannot go on from a turn (its template drops the
 thinking of earlier turns), or the history was shortened, the conversation is encoded anew, and a new sequence begins.
 """
 

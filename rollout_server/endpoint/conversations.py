@@ -3,7 +3,7 @@
 A harness sends its whole history with every call. Encoding it again would give other ids than were sampled, in a few
 turns of a hundred. So this module finds its longest beginning that ends in a turn sampled here, and encodes only the
 messages after it. A history that was changed, cut or summarised leaves the tree at the first difference and grows a
-branch. So do sub-agents, and calls made at the same time. Where the chat format cannot go on from a turn, the whole
+branch. So do sub-agents, and calls made at the same time. If the chat format cannot go on from a turn, the whole
 history is encoded, and a new sequence begins.
 
 A turn with tool calls is known by the ids of its calls, and by its text: many programs fill in, convert or drop

@@ -1,10 +1,10 @@
 """The HTTP face of the recording endpoint: the chat APIs of its dialects, a key per episode.
 
 The key comes as the bearer token, as OpenAI's clients send it, in a header of Anthropic's or Google's clients, or in
-the path for one that can send none: ``/sessions/<key>/v1/chat/completions``. Answers are whole before their first event
-is sent, also those that stream: so a failure has its HTTP status (but for one after more than twenty seconds, for which
-a stream is kept alive), a request may go to another server after one that died, and a client that hangs up finds the
-same answer when it asks again. To pass tokens on as they are sampled would also cost the node an event for each token.
+the path for one that can send none: ``/sessions/<key>/v1/chat/completions``. An answer is complete before its first
+event is sent, even in a stream. So a failure has its HTTP status (except after twenty seconds, when a stream is kept
+alive), a request can move to another server if one dies, and a client that hangs up finds the same answer when it asks
+again. Sending tokens as they are sampled would also cost the node an event for each token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Handler = Callable[[web.Request, Session], Awaitable[web.StreamResponse]]
 
 
 def add_routes(app: web.Application, endpoint: Endpoint) -> set[str]:
-    """Add the endpoint's routes. Return the paths of those routes that check episode keys themselves."""
+    """Add the endpoint's routes. Return the paths of the routes that check episode keys themselves."""
     app[ENDPOINT] = endpoint
     app.add_routes([web.post("/v1/keys", open_key), web.delete("/v1/keys/{key}", close_key)])
     paths = set()

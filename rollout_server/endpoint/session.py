@@ -1,8 +1,8 @@
 """The calls of an episode: from a request to ids, from sampled ids to an answer, within the episode's limits.
 
-Sampling is the policy's, whatever a request asks for: its temperature and penalties are recorded and not applied,
-because training needs tokens as the policy itself would sample them. So is a response format: to enforce it would be to
-sample from another distribution. ``max_tokens`` and ``stop`` only end a turn earlier.
+A request cannot change the sampling: its temperature and penalties are recorded and not applied, because training needs
+tokens as the policy itself would sample them. So is a response format: to enforce it would be to sample from another
+distribution. ``max_tokens`` and ``stop`` only end a turn earlier.
 """
 
 from __future__ import annotations

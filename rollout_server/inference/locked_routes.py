@@ -1,7 +1,7 @@
 """A middleware of every vLLM server that a node starts: vLLM's own key guards /v1 and few routes beside it.
 
-Without a key others sample (/invocations), count tokens, pause the engine, and where a server can sleep, run any method
-of a worker.
+Without a key, others could sample (/invocations), count tokens, pause the engine and, if a server can sleep, run any
+method of a worker.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A server is "starting", "ready", "asleep", "down" (being ended), "waiting" (to b
 ready only after :attr:`ServerGroup.on_ready` (the policy store loads and proves the live adapters), so a request that
 is sent to a ready server finds its policy there.
 
-Servers whose GPUs are a trainer's too rest while it is the trainer's turn: those that run sleep, and none is started.
+Servers that share GPUs with a trainer rest during the trainer's turn: running servers sleep, and none is started.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ CERTAIN, SHARE = 5.0, 0.1
 class Canary:
     """Log-probs that the trainer computed with its weights; they prove that the servers have the same weights.
 
-    Two programs in half precision agree on most tokens to 0.01 and differ on a few by half a nat and more, with the
-    right weights. So no single token decides, but four figures over all tokens: the mean and the 90th percentile of
-    the differences, whether the servers are nearer to another version than to this version, and how much of the
-    change between these two versions they show. The last figure needs no bound on the noise: it finds an adapter
-    that is read in a wrong order even if the adapter's whole effect is smaller than half precision's rounding.
+    With the right weights, two programs in half precision agree on most tokens to 0.01, but differ on a few by half a
+    nat or more. So no single token decides, but four figures over all tokens: the mean and the 90th percentile of the
+    differences, whether the servers are nearer to another version than to this version, and how much of the change
+    between these two versions they show. The last figure needs no bound on the noise: it finds an adapter that is read
+    in a wrong order even if the adapter's whole effect is smaller than half precision's rounding.
 
     Attributes:
         logprobs: ``logprobs[i]`` is the log-prob of ``token_ids[positions[i]]`` given all ids before it.

@@ -1,7 +1,7 @@
 """Policy versions: checked, loaded on every server, proven there, served, retired. One change at a time.
 
 The adapter of a version has a name and a folder of its own (:mod:`rollout_server.policies.folder` has the reason).
-While it is being loaded and proven, and if that fails, the versions served before are served on.
+While it is loaded and proven, and if that fails, the node goes on serving the earlier versions.
 """
 
 from __future__ import annotations

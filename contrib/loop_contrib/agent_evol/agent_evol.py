@@ -1,10 +1,10 @@
-"""Runs rounds of collecting, and of training on all that was solved (AgentEvol, arXiv 2406.04151).
+"""Runs rounds of collecting, and of training on all solved rollouts (AgentEvol, arXiv 2406.04151).
 
     loop method evol tiny_cpu output_dir=runs/evol --training tiny_cpu --rounds 3
     loop method evol qwen2_5_32b output_dir=runs/evol seed=1 --training qwen2_5_32b --nproc-per-node 8 \\
         -- max_iterations=20
 
-Each round samples with the newest policy (`loop method solved`), adds what was solved to the set, and trains on the
+Each round samples with the newest policy (`loop method solved`), adds the solved rollouts to the set, and trains on the
 whole set from the base policy (sft_appworld). Words before -- change the config of the collections, words after it the
 config of the trainings. output_dir is the folder of all rounds. Each round's seed is 1 more than the last. The same
 command continues after a stop, without the finished steps.
@@ -79,7 +79,7 @@ class AgentEvol:
 
 
 def agent_evol(wanted: AgentEvol, out: Path, rounds: int) -> Path:
-    """Run those of the ``rounds`` rounds that ``out`` does not hold yet. Return the folder of the newest policy.
+    """Run the rounds, up to ``rounds``, that ``out`` does not hold yet. Return the folder of the newest policy.
 
     Raises:
         ConfigError: ``out`` was begun with another configuration.

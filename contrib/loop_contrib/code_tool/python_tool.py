@@ -1,9 +1,9 @@
-"""The tools ``python`` and ``shell``: an agent's programs in a box of its own or, where no box can be made, in a sealed
-interpreter (agent_environments/sandbox).
+"""The tools ``python`` and ``shell``: an agent's programs in a box or, if no box can be made, in a sealed interpreter
+(agent_environments/sandbox).
 
-The box is made at the first call of an episode. Python keeps its variables, the shell what a shell keeps, and both have
-one folder. Where a program there hangs or ends, the next call begins another one; the files stay. Its answer is
-text for the agent and nothing else: rewards are computed elsewhere, from the files that it left.
+The box is made at the first call of an episode. Python keeps its variables, the shell its folder and variables, and
+both share the files. If a program there hangs or ends, the next call begins another one; the files stay. The agent gets
+text as the answer and nothing else: rewards are computed elsewhere, from the remaining files.
 """
 
 from __future__ import annotations

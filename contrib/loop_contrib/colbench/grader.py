@@ -1,7 +1,7 @@
-"""Runs answers in the sandbox and compares what they give with what the reference gives.
+"""Runs answers in the sandbox and compares their results with the reference's.
 
-Each call of answer and reference has a process of its own, so an answer can learn nothing of the reference, nor of the
-other calls; the comparison is made here, of plain JSON. Where a reference's call gives no value, no answer passes its
+Each call of answer and reference has a separate process, so an answer can learn nothing about the reference or the
+other calls. The comparison is made here, on plain JSON. If a reference's call gives no value, no answer passes its
 test.
 """
 
@@ -105,8 +105,8 @@ class CodeGrader:
             await server.close()
 
     def _server(self, packages: Sequence[str]) -> ForkServer:
-        """Return the server that has imported what these modules belong to: a process that did so for each call would
-        take most of a grade's time."""
+        """Return the server that has imported the packages of these modules. A process that imported them for each call
+        would take most of a grade's time."""
         imported = tuple(sorted({package.partition(".")[0] for package in packages}))
         if imported not in self._servers:
             config = {"memory_mb": self._limits.memory_mb, "cpu_s": self._limits.call_cpu_s, "packages": imported}

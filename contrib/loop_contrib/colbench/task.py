@@ -1,4 +1,4 @@
-"""A task of ColBench: the human's request, the code that he has in mind, and what the request leaves open."""
+"""A task of ColBench: the human's request, the code that the human has in mind, and the details left open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of ColBench: read from the benchmark's own files, or generated, and what of them only a critic may see."""
+"""Tasks of ColBench: read from the benchmark's own files, or generated; and their part that only a critic may see."""
 
 from __future__ import annotations
 

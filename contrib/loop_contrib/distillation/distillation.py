@@ -1,13 +1,13 @@
-"""On-policy distillation: the policy is moved towards a teacher on what the policy itself sampled (arXiv 2306.13649,
+"""On-policy distillation: the policy is moved towards a teacher, on the policy's own samples (arXiv 2306.13649,
 2306.08543; Lu et al., 2025, "On-policy distillation").
 
 With o the log-prob of a sampled token by the policy that sampled, and T the teacher's, the token's advantage is
 
     A_t = A + strength * (T_t - o_t)
 
-where A is what it has without a teacher, or 0 (``alone``). T_t - o_t is the sampled token's part of the reverse KL,
+where A is its advantage without a teacher, or 0 (``alone``). T_t - o_t is the sampled token's part of the reverse KL,
 KL(policy || teacher) = E[o_t - T_t]: its expected gradient by ``A_t grad log p`` is minus that of the KL of the next
-token, in the contexts that were sampled. No rollout is without signal then, so none is left out.
+token, in the contexts that were sampled. Every rollout then carries signal, so none is left out.
 
 The teacher is the base model, another adapter of it, or a model behind an endpoint that has the same token ids. A
 log-prob that is missing or not finite ends the run: it would move the policy like any other.

@@ -1,8 +1,8 @@
 """Searches the turn trees of many tasks at once, one rollout of each task an iteration, and keeps the pairs found.
 
 A search that is started again asks for the same collections, which the node finds on its disk: the trees grow again to
-where they were, and nothing is sampled twice. So a search writes only what it ends with: the pairs, and the rollouts
-that they name, for ``sft_appworld`` to train on.
+where they were, and nothing is sampled twice. So a search writes only its result: the pairs, and the rollouts that they
+name, for ``sft_appworld`` to train on.
 
 It differs from LOOP's DPO-MCTS in one point: there two turns are sampled in a state and one of them is rolled out;
 here both turns of a state come from rollouts that were played to their end, because an episode of the node ends in a

@@ -1,8 +1,8 @@
 """Evaluates any model behind an OpenAI-compatible chat endpoint, in the same worlds and by the same episodes.
 
-A rollout node works in token ids; an endpoint takes and gives text. So here the episodes run in this process, on an
-environment pool of its own, and what comes of them is a conversation without tokens: enough to score and to look at,
-nothing that could be trained on.
+A rollout node works in token ids; an endpoint takes and gives text. So here the episodes run in this process, on a
+separate environment pool. Their result is a conversation without tokens, which can be scored and read, but not trained
+on.
 """
 
 from __future__ import annotations

@@ -88,9 +88,9 @@ class Containers:
                 await self.remove(name)
 
     async def left(self) -> list[tuple[str, int, str]]:
-        """Return name, process and that process's start of each container that a process like this one has started.
+        """Return (name, process id, process's start time) for each container that a process like this one has started.
 
-        An image may bear the label too, so the name must be of the form of :meth:`name`.
+        An image may have the same label, so the name must have the form of :meth:`name`.
         """
         listed = await self.must("ps", "-a", "--filter", f"label={NAMED}", "--format", "{{.Names}}")
         return [(match[0], int(match[1]), match[2]) for match in map(_NAME.fullmatch, listed.split()) if match]

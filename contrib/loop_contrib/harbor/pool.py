@@ -1,9 +1,9 @@
 """Harbor's tasks behind the environment protocol: a shell in a container, and a grade in another one.
 
-The tests of a task never run where its agent was. Its container is stopped from outside, what the task names as
-artifacts is taken out of it, and a fresh container of the same image gets these and the tests. So a process, a program
-or a file that the agent leaves elsewhere changes no grade. A container that has ended while its agent had the word is a
-grade of 0, because its agent can end it; one that is gone, which no agent can bring about, is a repeated attempt.
+The tests of a task never run where its agent was. Its container is stopped from outside, the task's artifacts are taken
+out of it, and a fresh container of the same image gets these and the tests. So a process, a program or a file that the
+agent leaves elsewhere changes no grade. If a container has ended during the agent's turn, the grade is 0, because the
+agent can end it. If a container is gone, which no agent can cause, the attempt is repeated.
 
 Tests that must look at the agent's own system run there if the config says ``grade: shared``. Its agent can then forge
 the reward, so the name of the dataset says it beside every score, and nothing can be trained on it.
@@ -133,7 +133,7 @@ class HarborEnvironment:
         return task
 
     async def start(self, task_id: str) -> list[Message]:
-        """Start the container and its shell, or wait for those of this episode that are being started.
+        """Start the episode's container and shell, or wait for them if they are starting already.
 
         Raises:
             EnvironmentCrashed: the back end cannot start them.
@@ -172,7 +172,7 @@ class HarborEnvironment:
         return StepResult(printable(observation), done=over, failed=failed, tools=tuple(uses))
 
     async def _run(self, command: str, task: HarborTask) -> tuple[str, str]:
-        """Run a command. Return its output and a note on what became of the shell, "" if the shell still runs."""
+        """Run a command. Return its output and a note on how the shell ended, "" if the shell still runs."""
         name, pool = self._names[0], self._pool
         if self._shell is None:
             self._shell = await Shell.begin(self._containers.client, name, task.user, pool.max_characters)
@@ -442,7 +442,7 @@ class HarborPool:
         self._slots.give_back()
 
     def status(self) -> PoolStatus:
-        """Return the counters, with the episodes a core, and the mean of the latest episodes' peaks of memory."""
+        """Return the counters, the episodes per core, and the mean peak memory of the latest episodes."""
         details = {"episodes_per_core": self._slots.taken / len(os.sched_getaffinity(0))}
         if peaks := self.containers.peaks_mb:
             details["episode_mb"] = sum(peaks) / len(peaks)

@@ -88,7 +88,7 @@ class HarborTask:
 
 
 def read_folder(source: str | Mapping[str, str], variables: Mapping[str, str]) -> TaskTable:
-    """Read the tasks of a folder, which is one task or holds some, or of such a folder for each split.
+    """Read the tasks of a folder, which is a task or holds tasks, or of one such folder for each split.
 
     Args:
         variables: the values of ``${NAME}`` in the tasks' files; the process environment is not read.

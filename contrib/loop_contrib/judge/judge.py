@@ -1,4 +1,4 @@
-"""``judge``, a parameter of rewards: a model that grades what no program can."""
+"""``judge``, a parameter of rewards: a model that grades texts that no program can grade."""
 
 from __future__ import annotations
 

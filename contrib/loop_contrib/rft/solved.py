@@ -2,8 +2,8 @@
 
 LOOP, appendix C.2: for each of 20 temperatures and each task, rollouts of the base model until one has return 1 or the
 budget is spent. Here a round asks once for every task that a temperature has not solved, all temperatures together.
-Rounds follow from what earlier ones found, and the node finds a collection again by its id: the same search started
-again repeats nothing that is on the node's disk.
+Each round follows from the results of earlier ones, and the node finds a collection again by its id. So the same
+search, started again, repeats nothing that is on the node's disk.
 """
 
 from __future__ import annotations

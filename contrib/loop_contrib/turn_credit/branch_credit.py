@@ -1,5 +1,6 @@
 """Credits for the turns of a collection's rollouts from Monte-Carlo continuations, as VinePPO has them for steps of
-reasoning (arXiv 2410.01679): the credit of a turn is the value of the state after it less that of the state before.
+reasoning (arXiv 2410.01679): the credit of a turn is the value of the state after it minus the value of the state
+before.
 """
 
 from __future__ import annotations

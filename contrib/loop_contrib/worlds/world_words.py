@@ -61,7 +61,7 @@ class TextWorldExpressWords(WorldWords):
     """No thoughts, because in splits that end in ``_following`` the last observation contains the command.
 
     Each split has its own objects and gestures. So the words in possible commands are replaced by random words from
-    ``_NAMES``, which holds those of all splits. Words in the instructions and in the game's rules stay.
+    ``_NAMES``, which holds the words of all splits. Words in the instructions and in the game's rules stay.
     """
 
     _POSSIBLE = re.compile(r"^Possible commands: (.*)$", re.MULTILINE)

@@ -153,8 +153,8 @@ class TurnReturns:
 
     where G_jt is 0 if rollout j ended before turn t: nothing was left to earn. The baseline is a function of the other
     rollouts alone, so the sum over turns of ``A_kt grad log p`` is unbiased, however many turns they have. A mean over
-    only the rollouts that reach turn t is biased. Few rollouts reach late turns; such a mean, with rollout k in it or
-    with 0 in place of a mean of no others, shrinks the gradient there.
+    only the rollouts that reach turn t is biased. Few rollouts reach late turns; such a mean shrinks the gradient
+    there, whether rollout k is in it or 0 stands for a mean of no others.
 
     The rollout's one advantage, for the viewer, is :class:`LeaveOneOut` of R alone.
 

@@ -1,7 +1,7 @@
 """PPO with a learned critic: the baseline of LOOP's Table 1 (appendix C.5), for token-level advantages.
 
-With gamma = lambda = 1 the generalised advantage of sampled token t is ``R - V(c, x_<t)``: the return less what the
-critic expected before the token. The critic is a small MLP on the policy's last hidden state at the position that
+With gamma = lambda = 1 the generalised advantage of sampled token t is ``R - V(c, x_<t)``: the return minus the
+critic's estimate before the token. The critic is a small MLP on the policy's last hidden state at the position that
 predicts the token. Those states come detached (:class:`~loop_recipes.engine.token_outputs.TokenOutputs`), so no value
 gradient reaches the policy's weights, which the paper found to destabilise training.
 """

@@ -32,11 +32,11 @@ class LossOutput:
 
     Attributes:
         per_rollout_loss: [b], to be minimised, with gradient; a rollout's share of the mean over its episode's terms.
-        log_ratio: one entry per importance ratio (of a token, turn or rollout, as the level says), no gradient.
+        log_ratio: one entry per importance ratio (of a token, turn or rollout, by the level), without gradient.
         clipped: of the shape of ``log_ratio``, true where the clipped branch was taken.
-        ratio_index: [n], for each sampled token the entry of ``log_ratio`` and ``clipped`` that it counts in.
-        token_log_ratio: [n], one entry per token at every level, no gradient.
-        metrics: further metrics by name, each with any number of values, no gradient. The mean of all values of an
+        ratio_index: [n], the index of each sampled token's entry in ``log_ratio`` and ``clipped``.
+        token_log_ratio: [n], one entry per token at every level, without gradient.
+        metrics: further metrics by name, each with any number of values, without gradient. The mean of all values of an
             iteration is logged; the loss explains the names in its ``figures``.
     """
 

@@ -1,9 +1,9 @@
 """Weights for the gap between sampler and learner, which compute one policy's log-probs in two ways.
 
-Tokens are drawn from the sampler's probabilities mu, while the learner takes them for draws from its own. With k the
-probability of a token by the learner, under the version that sampled it, over mu, the weights here are k, cut where it
-is too large to be trusted. They are constants: a loss multiplies advantages by them. A token that is masked has weight
-0, and still counts in the number of tokens that a mean is divided by.
+Tokens are drawn from the sampler's probabilities mu, while the learner takes them for draws from its own. Let k be the
+learner's probability of a token, under the version that sampled it, divided by mu. The weights here are k, cut where k
+is too large to be trusted. They are constants: a loss multiplies advantages by them. A masked token has weight 0, but
+still counts in the number of tokens by which a mean is divided.
 
 The first two are for a gap that comes from arithmetic; :class:`DivergenceMask` also limits how far the update may go,
 and takes the place of a clip.
@@ -89,7 +89,7 @@ class DivergenceMask:
     """k, or 0 where the learner's policy is further than ``limit`` from the sampler's and the step would increase the
     distance: up from above (A > 0) or down from below (A < 0) (DPPO, arXiv 2602.04879).
 
-    The divergence counts two outcomes, "this token" and "any other". It is that of the policy in training, so the
+    The divergence counts two outcomes, "this token" and "any other". It is computed with the policy in training, so the
     mask changes from step to step. With ``clip: none`` the weighted ratio is ``pi / mu``, as in the paper.
 
     Args:

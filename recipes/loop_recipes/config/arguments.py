@@ -17,8 +17,8 @@ _EXAMPLE = re.compile(r"( *(?:[A-Z_]+=\S+ )*loop \S.*?)(?: {3,}(\S.*))?")
 
 
 class _Help(argparse.HelpFormatter):
-    """Fills the paragraphs of a docstring, but not its commands. Where a command and the words beside it are wider
-    than the terminal, the words go below the command."""
+    """Fills the paragraphs of a docstring, but not its commands. If a command and the words beside it are wider than
+    the terminal, the words go below the command."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(self._paragraph(paragraph.replace("``", "`"), width) for paragraph in text.split("\n\n"))

@@ -11,9 +11,8 @@ The same in a file of one's own, whose paths are relative to it:
     update: {epochs: 2}          # and keys of its own
 
 Each wins over those before it: machine, world, preset, algorithm, the file's own keys, the command line. A file
-without the key ``machine`` is itself a machine's config. Sections are merged key by key, but a section that names
-another ``_component_``, or an environment of another ``name``, replaces the one below, whose arguments would mean
-nothing to it.
+without the key ``machine`` is itself a machine's config. Sections are merged key by key. But a section with another
+``_component_``, or an environment with another ``name``, replaces the earlier one, whose arguments it could not use.
 
 One file serves several recipes: the sections ``train``, ``sft``, ``eval`` and ``warm_start`` hold keys for one of them
 alone, and each recipe ignores the others' keys. The section ``when`` holds keys for machines with a trait: ``when:

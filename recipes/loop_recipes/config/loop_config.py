@@ -80,7 +80,7 @@ class EnvironmentPartConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class CollectionConfig:
-    """The rollouts that one iteration asks of the rollout node."""
+    """The rollouts that an iteration requests from the rollout node."""
 
     tasks_per_iteration: PositiveInt
     """Tasks drawn for one iteration, all of them different."""

@@ -31,8 +31,8 @@ class Documents:
 
     A piece is a rollout, or what follows a beginning that a rollout shares with another; its tokens then attend to the
     beginning, too. ``borders`` [b + 1], int32, are where pieces begin and end, on the micro-batch's device. ``longest``
-    [tokens of the longest rollout, 0] holds that number as a size, because torch.compile would make a new graph for
-    each number, but makes none for a size. ``part`` is this rank's part of the row.
+    [tokens of the longest rollout, 0] holds that number as a size, because torch.compile makes a new graph for each
+    number, but not for each size. ``part`` is this rank's part of the row.
 
     ``keys`` are the tokens to which each piece attends, causally from their end; None if these are the piece itself.
     """
@@ -73,7 +73,7 @@ class MicroBatch:
             of the one row when packed.
         rows: [n], index into the flattened [r * s] of the position whose output predicts each sampled token; [m], for
             the tokens ``own``, if ranks share the row.
-        own: [m], index into the n sampled tokens of those that this rank predicts; None if it predicts all.
+        own: [m], index into the n sampled tokens, for the tokens that this rank predicts; None if it predicts all.
         targets: [n], the sampled tokens.
         rollout_index: [n], 0..b-1.
         turn_index: [n], 0..t-1, dense over the micro-batch.
@@ -234,7 +234,7 @@ def collate_step(samples: Sequence[CreditedSample], pad_id: int, packed: bool, p
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The layout that says how one rank's micro-batches are made of the rollouts of all ranks.
+    """The layout by which the rollouts of all ranks become one rank's micro-batches.
 
     Attributes:
         token_budget: tokens of a micro-batch of one rank, padding included.

@@ -74,7 +74,7 @@ def block_log_sum_exp(
     COLUMNS: tl.constexpr,
 ):
     """Write ``partial[block, token]``: the log-sum-exp over the block's words of ``hidden [n, d] @ weight [v, d].T``,
-    which ``CAP``, unless it is None, caps.
+    capped by ``CAP`` unless it is None.
 
     Programs for the same words run one after the other, so that the weight is read from memory about once.
     """

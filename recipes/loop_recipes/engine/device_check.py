@@ -27,7 +27,7 @@ powers of two. They are set in this process alone: vLLM must not have them all."
 
 
 def training_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """Return the device that a config names, with several GPUs the rank's own, after a test computation in ``dtype``.
+    """Return the device that a config names (of several GPUs, the rank's own), after a test computation in ``dtype``.
 
     Raises:
         ConfigError: the device cannot be used here.

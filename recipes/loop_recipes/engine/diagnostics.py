@@ -95,8 +95,8 @@ def canary(
 
 
 def tolerances(gap: GapConfig) -> dict[str, float]:
-    """Return how far a server may be from a canary: in the mean the largest gap that is ok, at the 90th percentile the
-    largest gap that is not broken."""
+    """Return how far a server may be from a canary: in the mean up to the largest gap that is ok, at the 90th
+    percentile up to the largest gap that is not broken."""
     return {"tolerance": gap.broken, "mean_tolerance": gap.ok}
 
 

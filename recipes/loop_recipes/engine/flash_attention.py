@@ -3,7 +3,7 @@
 torch computes ``varlen_attn`` by FlashAttention-2 until it is given a module with ``_flash_attn_fwd`` and
 ``_flash_attn_bwd``, as this one is. The operator stays the same, so activation checkpointing keeps it and a compiled
 layer calls it as before. Kernels are compiled once in a process for the model's heads; rows of other lengths share
-them, but for the shortest and for those of more than 256 rollouts.
+them, except the shortest rows and rows of more than 256 rollouts.
 """
 
 from __future__ import annotations

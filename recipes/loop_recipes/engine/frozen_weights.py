@@ -15,8 +15,8 @@ from loop_recipes.engine.sharding import local_part
 class FrozenWeights:
     """The weights that a model never changes; each rank has its own part.
 
-    To leave the device the weights free their storage, and to return they fill it again, so every tensor and view on
-    them, also FSDP2's own, stays valid. The copy on the host is made once, in pinned memory if the device is a GPU.
+    The weights leave the device by freeing their storage, and return by filling it again. So every tensor and view on
+    them stays valid, FSDP2's too. The copy on the host is made once, in pinned memory if the device is a GPU.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -68,7 +68,7 @@ def probe(path: str, base: BaseModel, weights: Mapping[str, Tensor], dtype: torc
         dtype, device: the dtype and device of the training.
 
     Raises:
-        ValueError: the model is not exact, with the error's size, or cannot be computed.
+        ValueError: the model's error is too large (the message names its size), or the model cannot be computed.
     """
     try:
         layers = max(GeneralDecoder(_small(path, base, ATTENTION_NAME), base).kinds()) + 1
@@ -209,7 +209,7 @@ def _load(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Load ``dtype`` copies of the weights into a model without storage, and unchanged the buffers that no file has."""
+    """Load the weights as ``dtype`` into a model without storage, and buffers that no file has without a change."""
     own = {name: _cast(tensors[name], dtype).to(device) for name in model.state_dict()}
     model.load_state_dict(own, assign=True)
     load_buffers(model, own, lambda name: weights[f"{prefix}{name}"].to(device))

@@ -34,7 +34,7 @@ class Head(Protocol):
         """Return log-probs [n] of ``targets`` [n], from hidden states [n, d] and weights [v, d]."""
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy [n] in nats of each row's whole distribution, no gradient."""
+        """Return the entropy [n] in nats of each row's distribution, without gradient."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FullLogProbs:
         return self._logprobs(hidden, weight, scale, cap).gather(1, targets[:, None]).squeeze(1)
 
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy [n] in nats of each row's whole distribution, fp32, no gradient."""
+        """Return the entropy [n] in nats of each row's distribution, as float32 without gradient."""
         with torch.no_grad():
             logprobs = self._logprobs(hidden, weight, scale, cap)
             return -(logprobs.exp() * logprobs).sum(-1)
@@ -61,12 +61,12 @@ class FullLogProbs:
 class TiledLogProbs:
     """Log-probs by tiles over tokens and vocabulary, with a running log-sum-exp in fp32.
 
-    The gradient with respect to a row of ``hidden`` is one scalar from above times ``scale * (weight[target] - softmax
-    @ weight)``, and ``softmax @ weight`` can be accumulated beside the log-sum-exp, rescaled as the running maximum
-    moves (as in flash attention, with the head as keys and values). So the forward pass stores that sum [n, d], and the
-    backward pass is one multiplication. It takes the same two matrix products as full logits with a frozen head, no
-    recomputation, no weight in the backward pass, and one [token_tile, vocab_tile] buffer. A cap multiplies each word's
-    weight by the cap's slope, ``1 - tanh(...)**2``, which takes a second buffer of that shape.
+    The gradient with respect to a row of ``hidden`` is one scalar from above times
+    ``scale * (weight[target] - softmax @ weight)``. The forward pass sums ``softmax @ weight`` [n, d] beside the
+    log-sum-exp, and rescales it as the running maximum moves (as in flash attention, with the head as keys and values).
+    So the backward pass is one multiplication, without the weight. Both take two matrix products, as full logits with a
+    frozen head do, no recomputation, and one [token_tile, vocab_tile] buffer. A cap multiplies each word's weight by
+    the cap's slope, ``1 - tanh(...)**2``, which takes a second buffer of that shape.
 
     Args:
         token_tile, vocab_tile: shape of the largest logits buffer.
@@ -103,7 +103,7 @@ class TiledLogProbs:
 
     @torch.no_grad()
     def entropy(self, hidden: Tensor, weight: Tensor, scale: float = 1.0, cap: float | None = None) -> Tensor:
-        """Return the entropy [n] in nats of each row's whole distribution, fp32, exact, no gradient."""
+        """Return the exact entropy [n] in nats of each row's distribution, as float32 without gradient."""
         top, total = _running_start(hidden)
         weighted = torch.zeros_like(total)  # sum of exp(z - top) * (z - top)
         for vocab in range(0, len(weight), self.vocab_tile):

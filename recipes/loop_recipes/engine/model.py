@@ -222,7 +222,7 @@ def check_adapter(model: nn.Module, adapter: Mapping[str, Tensor], alpha: float,
     """Compare an adapter's tensors and its scale with the model's LoRA layers.
 
     Raises:
-        ConfigError: names ``what`` and the first tensor that is missing, too many or of another shape, or ``alpha``.
+        ConfigError: a tensor is missing, superfluous or of another shape, or ``alpha`` differs; names ``what``.
     """
     expected = adapter_parameters(model)
     for name in [*expected, *adapter]:

@@ -1,7 +1,7 @@
 """LoRA adapters in and out of PEFT's format, which vLLM and transformers load.
 
-Names are mapped, and values left alone but for one thing: torchtune's Llama and Mistral turn neighbouring channels
-where Hugging Face turns those half a head apart, so B of q and k has its rows in another order there.
+Names are mapped, and values stay the same with one exception: torchtune's Llama and Mistral rotate neighbouring
+channels, and Hugging Face rotates channels half a head apart. So B of q and k has its rows in another order there.
 """
 
 from __future__ import annotations

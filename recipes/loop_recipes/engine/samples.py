@@ -3,8 +3,8 @@
 :class:`Sample` is a rollout as it came, :class:`CreditedSample` has the advantage of its episode, :class:`ScoredSample`
 the learner's log-probs of its tokens. :mod:`~loop_recipes.engine.batching` makes micro-batches of them.
 
-An episode is mostly one rollout. Where it is several, each is a sample with the episode's return and advantage. A
-mean over an episode is a sum over its samples, each of which is divided by the episode's own counts.
+An episode is mostly one rollout. If it is several, each is a sample with the episode's return and advantage. A mean
+over an episode is a sum over its samples, each of which is divided by the episode's own counts.
 
 Shapes: s tokens, n sampled tokens, t agent turns.
 """
@@ -227,7 +227,7 @@ def training_samples(rollouts: Sequence[Rollout], config: UpdateConfig) -> list[
 
 
 def made_up(name: str, length: int, vocab_size: int, generator: torch.Generator) -> ScoredSample:
-    """Make a rollout of random tokens, all but the first sampled."""
+    """Make a rollout of random tokens. All tokens except the first count as sampled."""
     mask = torch.arange(length) > 0
     return ScoredSample(
         rollout_id=name,

@@ -1,9 +1,9 @@
 """Rows that several ranks share, each a part of the tokens (DeepSpeed-Ulysses, arXiv 2309.14509).
 
-All of a decoder but attention treats tokens one by one, so each rank takes its own part of a packed row through it. For
-attention the ranks exchange tokens for heads: then each has all tokens of the row, for its share of the heads; and
-back. The outputs for the sampled tokens are joined, so that each rank computes the whole row's loss, of whichever
-kind it is. Ranks that share rows have numbers next to each other, as those of one machine have.
+Except for attention, a decoder treats tokens one by one, so each rank takes its own part of a packed row through it.
+For attention the ranks exchange tokens for heads: then each has all tokens of the row, for its share of the heads; and
+back. The outputs for the sampled tokens are joined, so that each rank computes the whole row's loss, of any kind. Ranks
+that share rows have neighbouring numbers, like the ranks of one machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RowPart:
 
     @property
     def is_leader(self) -> bool:
-        """True on one of the ranks that share rows. All of them compute the same losses, and only its losses count."""
+        """True on one of the ranks that share rows. All compute the same losses; only the leader's count."""
         return self.number == 0
 
     def here(self, tokens: int) -> slice:

@@ -217,8 +217,8 @@ class Nodes(Protocol):
         """Ask for a collection without waiting; asking again is harmless."""
 
     def events(self, request: CollectionRequest) -> Iterator[Rollout | Progress | CollectionEnd]:
-        """Yield each rollout of a started collection as it finishes, reports of progress in between, and at last the
-        end of the collection or of each node's share.
+        """Yield each rollout of a started collection as it finishes, and reports of progress in between. The last item
+        is the end of the collection or of a node's share.
 
         Raises:
             CollectionFailed: all rollouts were lost, or the collection failed; raised after the last rollout.

@@ -33,7 +33,7 @@ from loop_recipes.evaluation.tables import Document, Table
 class Comparison:
     """The difference of two scores, second minus first, in percentage points.
 
-    All figures are over the ``tasks`` tasks of which both sides have a rollout. ``gained`` and ``lost`` hold (task id,
+    All figures are over the ``tasks`` tasks for which both sides have a rollout. ``gained`` and ``lost`` hold (task id,
     success rate of the first, of the second), largest change first. ``lost_rollouts`` counts the lost rollouts of each
     side, and ``success_bounds`` and ``group_success_bounds`` are the smallest and the largest difference that they
     could have made; None where there are none.
@@ -54,7 +54,7 @@ class Comparison:
 
 
 def pool_seeds(label: str, evaluations: Sequence[Sequence[NamedResults]]) -> list[NamedResults]:
-    """Pool the seeds in several evaluations of one setting: those of policies with one name, or of the only policy
+    """Pool the seeds of several evaluations of one setting: of the policies with the same name, or of the only policy
     under each way of sampling. A pooled policy is called ``label``, with its own name if there are several.
 
     Raises:
@@ -95,7 +95,7 @@ def compare(
         bootstrap: as for :func:`~loop_recipes.evaluation.statistics.rate_interval`.
 
     Raises:
-        ValueError: the policies have different tasks, or no task of which both have a rollout.
+        ValueError: the policies have different tasks, or no task for which both have a rollout.
     """
     task_ids = [{result.task_id for result in side.results} for side in (first, second)]
     if odd := sorted(task_ids[0] ^ task_ids[1]):

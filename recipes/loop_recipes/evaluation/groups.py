@@ -137,7 +137,7 @@ def difference_cells(difference: Difference, form: str) -> list[str]:
 
 
 def _with_rollouts(groups: Mapping[str, Sequence[str]], values: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each group with those of its tasks that have a value; skip groups without such tasks."""
+    """Yield each group with its tasks that have a value; skip groups without such tasks."""
     for group, tasks in groups.items():
         if known := [task for task in tasks if task in values]:
             yield group, known

@@ -22,7 +22,7 @@ MOST_IN_A_ROW = 8
 
 @dataclass(frozen=True)
 class PassAtK:
-    """Both scores in percent, over ``tasks`` tasks, of which ``whole`` have at least ``k`` attempts."""
+    """Both scores in percent, over ``tasks`` tasks; ``whole`` of them have at least ``k`` attempts."""
 
     k: int
     tasks: int

@@ -259,7 +259,7 @@ def _scores(environment: Description) -> str:
 
 
 def _score_words(environment: Description) -> str:
-    """Explain of which tasks or groups each score is the share."""
+    """Explain each score: which share of which tasks or groups it is."""
     of = {"success": "tasks that are solved", "group_success": f"{environment.groups} all of whose tasks are solved"}
     return "; ".join(f"{name}: {of[key]}" for key, name in score_names(environment).items())
 

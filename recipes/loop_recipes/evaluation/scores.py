@@ -1,12 +1,12 @@
 """Turns rollouts into scores: whether an attempt solved its task, and both scores over runs, with their spread.
 
-A task counts as solved when its environment says so, mostly when all its tests passed *and* the agent ended the episode
-itself: an episode that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix
+A task counts as solved if its environment says so: usually if all its tests passed *and* the agent ended the episode
+itself. An episode that ran into a limit of turns, context or time is over budget, which is a failure (LOOP, appendix
 D).
 
 A rollout that was lost, through no fault of the agent, is neither a success nor a failure. A score is the mean over the
-tasks of each task's mean over its runs, here as in intervals, comparisons and dev scores, so a run of which little is
-left weighs little. :class:`Bounds` say what the scores would be if all lost rollouts had failed or had succeeded.
+tasks of each task's mean over its runs, here as in intervals, comparisons and dev scores. So a run that lost most
+rollouts weighs little. :class:`Bounds` say what the scores would be if all lost rollouts had failed or had succeeded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TaskResult:
 
     ``run`` counts from 0. ``success`` is the grader's verdict, ``solved`` whether the task counts as solved by the
     environment's rule (by default, that of :data:`DEFAULT_DESCRIPTION`). ``behavior`` holds the counts behind the
-    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` is the
-    rollout's: where, and by what error, the environment itself broke.
+    environment's figures. ``failure`` says why the rollout was lost; the other fields are then empty. ``broke`` holds
+    the place and the error if the environment itself broke.
     """
 
     task_id: str

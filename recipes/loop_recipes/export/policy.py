@@ -158,7 +158,7 @@ def _check_links(folder: Path) -> None:
 
 
 def config_of_run(run: Path) -> tuple[dict[str, Any], LearnerConfig]:
-    """Read the config.yaml of a training run: its stored keys, and the keys that all recipes with a learner share.
+    """Read a training run's config.yaml. Return its stored keys, and the keys that all recipes with a learner share.
 
     Raises:
         ConfigError: the run has no config.yaml, or the file is not of a training run.

@@ -54,9 +54,7 @@ class Oracle:
 
     @property
     def lines(self) -> list[str]:
-        """A line on right answers, a line on doing nothing, and a warning for each of right answers, nothing and
-        nonsense that has a wrong reward.
-        """
+        """Return a line on right answers and a line on doing nothing, then a warning for each wrong reward."""
         paid = {task: reward for task, reward in self.nonsense.items() if reward > 0.0}
         rewards = [played.grade.reward for played in self.nothing]
         idle = f"doing nothing earns {_mean(rewards)} on average of {self._tasks(len(rewards))}"

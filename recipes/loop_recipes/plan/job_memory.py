@@ -59,8 +59,8 @@ IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 
 
 def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
-    """Return a line for each GPU config that says whether the job fits GPUs of ``gpu_gib`` GiB by arithmetic, with GPUs
-    divided and in turns. A model that is not on this machine is planned by its published sizes, if they are known."""
+    """Return a line for each GPU config: whether the job fits GPUs of ``gpu_gib`` GiB by arithmetic, with GPUs divided
+    and in turns. A model that is not on this machine is planned by its published sizes, if they are known."""
     lines = [f"{'GiB a GPU (arithmetic)':<24}{'trainer, server':<20}sampling, training in turns"]
     for name in names:
         if not str(compose(name).get("device", "cpu")).startswith("cuda"):

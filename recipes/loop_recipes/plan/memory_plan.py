@@ -70,15 +70,15 @@ def plan_trainer(
     """Plan one rank of the trainer at its peak, in the backward pass through a layer, of ``tokens`` at once.
 
     A single rank holds the bf16 base whole. FSDP2 shards the base of several ranks; it keeps the embedding and the head
-    gathered for the whole pass, and the next layer beside the layer at work. A weight of the adapter has four bytes in
-    fp32 each for itself, its gradient, two Adam moments and each of its ``versions``. While servers sample there is no
-    gradient, but a copy of the weights while another version is read. Activation checkpointing saves each layer's
-    input. The layer at work is differentiated with its activations recomputed: at the peak six tensors of the
+    gathered for the whole pass, and the next layer beside the layer at work. An adapter's weight takes four bytes
+    (fp32) for itself, its gradient, each of two Adam moments and each of its ``versions``. While servers sample, it
+    holds no gradient, but a copy of the weights while another version is read. Activation checkpointing saves each
+    layer's input. The layer at work is differentiated with its activations recomputed: at the peak six tensors of the
     feed-forward width (four activations of the MLP and two gradients on their way), six of the model's width and four
     of the keys' width. ``keep_attention`` keeps attention's output and fp32 normalisers, in each layer with attention.
-    Where several ranks are ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank
-    that ``offloads`` has two of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer
-    at work of a model that transformers builds, in place of these tensors.
+    If several ranks are ``sharers`` of each row, attention exchanges one more tensor of the queries' width. A rank that
+    ``offloads`` has two of the layers' inputs on its GPU, one in use and one on its way. ``counted`` is the layer at
+    work of a model that transformers builds, in place of these tensors.
 
     A test compares this with a count on the recipe's own code (tests/support/memory_count.py).
     """

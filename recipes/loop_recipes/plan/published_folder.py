@@ -22,8 +22,8 @@ from model_families.weights.published import published_config
 
 @contextmanager
 def folder_to_plan(path: str | Path) -> Iterator[str | None]:
-    """Yield the model's folder ``path`` if it exists, else a temporary folder of the published model of that name, or
-    None if the name is not known."""
+    """Yield the model's folder ``path`` if it exists, else a temporary folder with the sizes of the published model of
+    that name. Yield None if the name is not known."""
     if (Path(path) / "config.json").is_file():
         yield str(path)
         return

@@ -47,7 +47,8 @@ def signal_text(groups: Groups) -> str:
 
 
 def forecast(groups: Groups, size: int | None = None) -> str:
-    """Return a text: what share of tasks would have signal by success in groups of ``size``, what size gives 4 of 5."""
+    """Return a text: the share of tasks with signal by success in groups of ``size``, and the size that gives 4 of
+    5."""
     size_needed, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
     decided = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
     texts = [f"groups of {size} would give signal to {coverage(groups, size):.0%} of all tasks"] if size else []

@@ -1,5 +1,5 @@
-"""The terminal's lines about a collection that went wrong: environments that broke, which may end a run, and rollouts
-all of which earned the same."""
+"""The terminal's lines about a collection that went wrong: broken environments, which may end a run, and equal rewards
+of all rollouts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broken_lines(rollouts: Sequence[Rollout]) -> list[str]:
 
 def hopeless_lines(rollouts: Sequence[Rollout], description: Description) -> list[str]:
     """Return lines for the terminal if all rollouts have the same reward, [] otherwise. The lines name the reward, show
-    three of the last replies, and say if no reply has a call although the environment reads calls."""
+    three of the last replies, and warn if no reply has a call although the environment expects calls."""
     first = [rollout for rollout in rollouts if rollout.segment == 0]
     if len(earned := {rollout.reward for rollout in first}) != 1:
         return []

@@ -126,8 +126,8 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
     is always read. Ids must be below ``vocabulary``.
 
     Raises:
-        ConfigError: a log or folder that holds no rollouts, a damaged line, a rollout twice or without token ids, none
-            left, or others than ``maker`` needs.
+        ConfigError: a log or folder holds no rollouts, a line is damaged, a rollout occurs twice or has no token ids,
+            or ``maker`` cannot use the rollouts.
     """
     rollouts: list[Rollout] = []
     maker = maker or SampleMaker()

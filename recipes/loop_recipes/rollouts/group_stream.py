@@ -116,8 +116,8 @@ class GroupStream:
         return chosen if len(chosen) == self.tasks and there else None
 
     def _due_now(self, version: int) -> set[int]:
-        """Return the groups that must be taken now: if they wait, more groups reach their last usable iteration than
-        the iterations up to then can take."""
+        """Return the groups that must be taken now. If they waited, some group would become too old, because the
+        iterations until then could not take all."""
         due: set[int] = set()
         for later in range(self.lag + 1):
             until = [group for group in self.groups.values() if group.oldest + self.lag <= version + later]

@@ -1,11 +1,11 @@
 """Plans a run's collections: tasks, limits and seeds of an iteration, and of an evaluation on the way.
 
-Refill (``collection.refill_budget``): the tasks of an iteration whose rollouts carry no signal are replaced by others,
-in rounds; each is a collection of its own. It is exact, because a round depends only on state that a resumed run has
-too: the sampler as the checkpoint before the iteration has it, and the rounds before, which are on the node's disk when
-the next one is asked for. So the same tasks are drawn, and the same id finds the same rollouts, wherever a round's
-early stop cut it off. The trainer asks all nodes for a round at once. An iteration that was asked for ahead (policy lag
-1) is refilled by the newest policy, after the update that it did not wait for.
+Refill (``collection.refill_budget``): tasks of an iteration whose rollouts carry no signal are replaced by others, in
+rounds; each round is a collection. It is exact, because a round depends only on state that a resumed run has too: the
+sampler of the checkpoint before the iteration, and the earlier rounds, which are on the node's disk before the next one
+is requested. So the same tasks are drawn, and the same id finds the same rollouts, wherever a round's early stop cut it
+off. The trainer asks all nodes for a round at once. An iteration that was requested ahead (policy lag 1) is refilled by
+the newest policy, after the update that it did not wait for.
 
 Rest (``collection.rest_iterations``) begins once an iteration is collected, before the next one is drawn, and is kept
 in the checkpoint with the sampler.

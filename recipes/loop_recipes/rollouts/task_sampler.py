@@ -66,8 +66,8 @@ class TaskSampler:
         return self._draw(self._tasks_per_iteration, {task for _, task in own[max(0, len(own) - asleep) :]}, set())
 
     def replacements(self, of: Sequence[str], taken: Collection[str], resting: Collection[str]) -> list[str]:
-        """Draw the next tasks, as many as ``of`` has or as there are; skip tasks that the iteration has already
-        (``taken``) and tasks that rest."""
+        """Draw the next tasks: one for each of ``of``, or fewer if there are no more. Skip tasks that the iteration has
+        already (``taken``) and tasks that rest."""
         return self._draw(len(of), set(resting), set(taken))
 
     def _draw(self, count: int, resting: Collection[str], taken: Collection[str]) -> list[str]:

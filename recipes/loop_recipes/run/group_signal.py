@@ -41,8 +41,8 @@ def coverage(groups: Groups, size: int) -> float:
 
 
 def signal_figures(groups: Groups) -> dict[str, Any]:
-    """Return the metrics of an iteration's groups. One is the smallest size at which four of five groups, of the tasks
-    solved sometimes, would have signal."""
+    """Return the metrics of an iteration's groups. One metric is the smallest group size that would give signal in four
+    of five groups of the tasks solved sometimes."""
     sometimes = {key: each for key, each in groups.items() if 0.0 < solved_rate(key) < 1.0}
     if not sometimes:
         return {"groups_by_solved": groups}

@@ -49,7 +49,7 @@ class TrackerState:
 
 
 def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Turn lines into trackers' points with flat names: for each line the iteration's point, then those of dev scores.
+    """Turn lines into trackers' points with flat names: for each line the iteration's point, then points of dev scores.
 
     If a line gets dev scores later, the points before them stay unchanged.
     """
@@ -83,7 +83,7 @@ class Tracker(Protocol):
     def open(self, folder: Path, config: DictConfig, state: TrackerState) -> TrackerState:
         """Begin a run, or continue ``state.run``, and write its config. This is called again if it failed.
 
-        With ``state.back_to`` a tracker that cannot delete points begins another run: a curve is never of two runs.
+        With ``state.back_to`` a tracker that cannot delete points begins another run: a curve never mixes two runs.
 
         Args:
             folder: the tracker's own folder in the run's folder.

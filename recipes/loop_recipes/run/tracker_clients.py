@@ -1,7 +1,7 @@
 """The clients of the trackers, which pass on a run's config and figures, and how a resumed run goes on in each. Each
-stores a point once, also when a process was killed: MLflow stores the number of points with the figures, W&B takes a
-point by its number, and TensorBoard, trackio and W&B offline, which may lose points that a killed process had not
-written out, get all points anew in place of the old ones.
+stores a point once, even if a process was killed: MLflow stores the number of points with the figures, and W&B takes a
+point by its number. TensorBoard, trackio and W&B offline may lose points that a killed process had not written; they
+get all points anew in place of the old ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROJECT = "torchtune-loop"
 
 
 class TorchtuneLogger:
-    """A metric logger of torchtune's, by its component."""
+    """A metric logger of torchtune, built from its component."""
 
     offline = ""
 

@@ -63,7 +63,7 @@ def no_signal(lines: Lines) -> Finding | None:
 
 
 def no_grade(lines: Lines) -> Finding | None:
-    """Find rollouts whose reward is 0 because nothing graded them, and not by what the agent did."""
+    """Find rollouts whose reward is 0 because nothing graded them, not because the agent failed."""
     recent = lines[-RECENT:]
     ungradable, broken, every = (
         sum(_numbers(recent, key)) for key in ("ungradable_rollouts", "broken_rollouts", "rollouts")

@@ -86,7 +86,7 @@ def wrap(text: str, width: int, indent: str) -> list[str]:
 
 
 def rows(section: type, path: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Yield (key, type, default, sentence) of each key of ``section``, followed by those of the sections within it."""
+    """Yield (key, type, default, sentence) for each key of ``section``, then for the keys of the sections within it."""
     for name, field in fields_of(section).items():
         key = path + ("<option>" if section is EnvironmentConfig and name == "options" else name)
         inside = sections_in(field.annotation)

@@ -190,8 +190,8 @@ def with_other_names(demonstration: Demonstration, rng: random.Random) -> Demons
     A name, password or number is replaced, wherever it stands, by one of the same shape with other syllables or digits;
     because no value appears twice, a small model must copy values instead of memorising them. A number that the agent
     wrote but did not read (a sum, a guess) stays. The assumption of a careless agent stays too, though it may look like
-    a number in the text: drawn anew each time, it would be unpredictable, and a model trained on it babbles. The date,
-    which would give the task away, changes, and so do times of alarms and, every other time, the words of titles,
+    a number in the text: drawn anew each time, it would be unpredictable, and a model trained on it babbles. The date
+    changes, because it would give the task away. So do times of alarms and, every other time, the words of titles,
     labels and messages.
     """
     context = "\n".join([*(m.content for m in demonstration.opening), *(reply for _, reply in demonstration.steps)])

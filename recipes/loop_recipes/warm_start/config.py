@@ -103,9 +103,9 @@ class TinyModelConfig:
 class Cycle:
     """A cosine from ``lr`` to zero over ``steps`` batches of demonstrations.
 
-    A small model learns the source of each kind of value in sudden steps, one kind after the other, and kinds that are
-    missing when the rate is down come after a restart. A last, gentle cycle may teach it a bad habit: reinforcement
-    learning can undo a wrong way that the model prefers though it knows better.
+    A small model learns the source of each kind of value in sudden steps, one kind after the other. It learns the rest
+    after a restart, when the rate is up again. A last, gentle cycle may teach it a bad habit: reinforcement learning
+    can undo a wrong way that the model prefers though it knows better.
     """
 
     steps: PositiveInt

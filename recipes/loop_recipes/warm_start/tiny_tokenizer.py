@@ -49,8 +49,8 @@ def train(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenize
 
     The most frequent pre-tokens, with at least ``min_frequency`` occurrences, become one piece each; single passwords
     and names are too rare for that. All others are cut into pairs of digits, open syllables and bytes. Byte-pair merges
-    of words would leave more pieces behind, such as the ``lar`` of ``dollars``: where a name has it, the name falls
-    into a piece that means something else in all other places, and is not copied.
+    of words would leave more pieces behind, such as the ``lar`` of ``dollars``: if a name contains it, that part of the
+    name means something else everywhere else, and the name is not copied.
     """
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

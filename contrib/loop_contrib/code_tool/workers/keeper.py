@@ -1,8 +1,8 @@
 """Keeps an agent's processes and folder from one call to the next; it is out of the agent's reach.
 
 It is the first process of a box (agent_environments/sandbox/box.py), which ends with it, or stands before one sealed
-interpreter (sandbox.py there). It alone holds the way to the owner. While no call is made, nothing of the agent's runs:
-all is stopped, and what does not stop is ended. It answers requests in lines of JSON:
+interpreter (sandbox.py there). It alone holds the way to the owner. Between calls nothing of the agent's runs: all its
+processes are stopped, and a process that does not stop is ended. It answers requests in lines of JSON:
 
     {"files": {name: base64}}       {"refused": why}                  null in place of a text removes; "" where it could
     {"run": kind, "text": text}     {"output": text, "gone": why, "over": over}
@@ -323,7 +323,7 @@ def furnish(folder_mb: int) -> None:
 
 
 def walls_of_a_box(memory_mb: int) -> Callable[[], None]:
-    """Return the function with which a process of an agent's code in a box drops its rights and changes its user."""
+    """Return the function by which a process of agent's code in a box drops its rights and changes its user."""
     program = syscalls.filter_program(syscalls.refused_in_a_box(os.uname().machine), listed_only=False)
 
     def take() -> None:

@@ -5,15 +5,15 @@
 A user asks for several things, one after the other, of an agent that has the functions of one to four services with a
 state of their own: a file system, a car, a broker, a travel agency, tickets, posts, messages, arithmetic. An agent's
 turn without a call ends its work on a request, and the next one comes. The score is the official one, 0 or 1 (the
-package's ``multi_turn_checker``): after each request the states are those of the reference's calls, and all that these
-answer was answered to the agent too. An agent that makes more than twenty turns for a request has failed, as it has
-officially.
+package's ``multi_turn_checker``): after each request the states must equal those after the reference's calls, and the
+agent must have got all results of these calls. An agent that makes more than twenty turns for a request has failed, as
+in the official run.
 
 Tasks are ``base_<n>``, ``long-context_<n>``, ``miss-func_<n>`` and ``miss-param_<n>``, 200 of each; ``n`` is the
-scenario, which all four share. Splits are the four kinds, which are what is published, and ``train`` and ``test``: the
-scenarios 0 to 99, and 100 to 199, of all kinds. Two things differ from the official run: a function that is withheld at
-first is described in the user's message that brings it, because the system message stands; and what functions return is
-not described.
+scenario, which all four share. Splits are the four published kinds, and ``train`` and ``test``: the scenarios 0 to 99,
+and 100 to 199, of all kinds. Two things differ from the official run. A function that is withheld at first is described
+in the user's message that brings it, because the system message cannot change. And the results of functions are not
+described.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python reasoning_gym_world.py MEMORY_MB '{"dataset": "chain_sum", "size": 500, "seed": 0, ...}' SOCKET
 
-The instructions are one of the package's prompts or a user's text. Where they speak of the tags <answer>, the answer is
-what the package finds in them, else it is the whole turn; its score is the package's own. A score that raises on an
-answer is 0 where the right answer has one. The dataset draws an entry from its seed and its number; some also draw from
+The instructions are one of the package's prompts or a user's text. If they mention <answer> tags, the answer is the
+text that the package finds in them, else the whole turn. The score is the package's own. An answer whose score raises
+gets 0, if the right answer has a score. The dataset draws an entry from its seed and its number; some also draw from
 Python's and numpy's own generators, which are seeded before, so the same config has the same tasks in every process.
 
 Some datasets evaluate an answer as an expression of Python. So a process is sealed before it scores one, and ends with
-its episode: the answer reaches no file, no process and no network, and nothing of it is left to the next one. Whoever
-writes such an answer can still have it worth anything, as it is evaluated where its score is made.
+its episode: the answer reaches no file, process or network, and leaves nothing to the next one. But it can still set
+its own score, because it is evaluated where the score is computed.
 """
 
 from __future__ import annotations

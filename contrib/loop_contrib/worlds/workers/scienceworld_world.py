@@ -3,9 +3,9 @@
     python scienceworld_world.py MEMORY_MB
 
 A task is one of 30 and a variation, ``<task>_<variation>``, in the package's own splits; the simplifications are the
-package's "easy" (AgentGym has none). Reruns may differ: the order of what lies in a place, and temperatures, are not of
-the seed in some tasks. The reward is the world's own score, which counts sub-goals; a wrong final answer makes it 0.
-The package's ``step`` also lists all valid actions, at a tenth of a second a step, so its server is asked directly.
+package's "easy" (AgentGym has none). Reruns may differ: in some tasks the order of things in a place, and temperatures,
+do not follow from the seed. The reward is the world's own score, which counts sub-goals; a wrong final answer makes it
+0. The package's ``step`` also lists all valid actions, at a tenth of a second a step, so its server is asked directly.
 """
 
 from __future__ import annotations

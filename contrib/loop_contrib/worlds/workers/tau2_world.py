@@ -6,12 +6,12 @@ With a user, an episode is the package's own simulation: its orchestrator sends 
 prompts and the words that end a conversation, its limits end one that does not, and its evaluator
 (``EvaluationType.ALL``) is the score, 0 or 1. Two messages come from outside: the agent's turns, and the completions of
 the model that plays the user. For each of these the observation is a question, ``{"ask": body of a request}``, and the
-next command its answer, ``{"answer": {"content", "calls"}}``, null where the model has none: so a replay asks no model
+next command its answer, ``{"answer": {"content", "calls"}}``, null if the model has none. So a replay asks no model
 again. The opening holds the agent's greeting too.
 
-Without a user there is telecom in solo mode: the agent has the provider's tools and those of the customer's phone, and
+Without a user there is telecom in solo mode: the agent has the tools of the provider and of the customer's phone, and
 ends with ``done``. The score is the official one, 0 or 1: the agent has called ``done``, all assertions on the end
-state hold, and where a task's basis is its actions too, the agent has made each of them. Three things differ from the
+state hold, and if a task also counts its actions, the agent has made each of them. Three things differ from the
 official run: the ticket is the user message, so that the system message is the same for all tasks; calls before
 ``done`` in one turn are carried out; a turn without a call is not an end.
 
@@ -168,7 +168,7 @@ class Tau2Conversation(WorkerEpisode):
         return self._turn_result()
 
     def _heed_limits(self) -> None:
-        """End a conversation that is too long, as the package does, that is, only after a whole turn."""
+        """End a conversation that is too long; like the package, only after a whole turn."""
         simulation = self._simulation
         if simulation.done or simulation.to_role == Role.ENV:
             return

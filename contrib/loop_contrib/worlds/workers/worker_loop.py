@@ -21,8 +21,8 @@ close    episode
 
 ``episode`` is a number that the client chooses.
 
-A world of tools has ``tools``, JSON schemas in the form of OpenAI's API. Its command is a JSON list of what an agent's
-turn holds, its observation a JSON list with an item for each that was carried out:
+A world of tools has ``tools``, JSON schemas in the form of OpenAI's API. Its command is a JSON list of the calls and
+mistakes in an agent's turn, its observation a JSON list with an item for each:
 
 ==============================  ========================================
 in the command                  in the observation

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 export DEBIAN_FRONTEND=noninteractive
 # A compiler, for what torch and triton compile at run time; vLLM for CPUs loads libnuma.
 apt-get update -qq
-apt-get install -qq --no-install-recommends ca-certificates g++ gcc libnuma1 make python3 python3-dev python3-venv >/dev/null
+apt-get install -qq --no-install-recommends ca-certificates g++ gcc libnuma1 make python3 python3-dev python3-venv
 rm -rf /var/lib/apt/lists/*
 # What a working folder may hold beside the project.
 rm -rf .git .venv* .uv .triton runs worlds models build

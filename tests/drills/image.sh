@@ -39,7 +39,8 @@ row "base image" "$((SECONDS - began)) s"
 # From the last commit. What this machine sets for pip and certificates is mounted for the build alone.
 began=$SECONDS
 git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$folder/sources" && echo "$folder/sources")"
-site=(--volume /etc/ssl/certs:/etc/ssl/certs:ro)
+cp -RL /etc/ssl/certs "$folder/certs" # a copy, because Debian's package ca-certificates writes there
+site=(--volume "$folder/certs:/etc/ssl/certs")
 [ -z "${SSL_CERT_FILE:-}" ] || site+=(--build-arg SSL_CERT_FILE="$SSL_CERT_FILE")
 [ ! -d "${PIP_FIND_LINKS:-}" ] ||
   site+=(--build-arg PIP_FIND_LINKS="$PIP_FIND_LINKS" --volume "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro")

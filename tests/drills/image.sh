@@ -39,9 +39,9 @@ row "base image" "$((SECONDS - began)) s"
 # From the last commit. What this machine sets for pip and certificates is mounted for the build alone.
 began=$SECONDS
 git -C "$checkout" archive HEAD | tar x -C "$(mkdir -p "$folder/sources" && echo "$folder/sources")"
-cp -RL /etc/ssl/certs "$folder/certs" # a copy, because Debian's package ca-certificates writes there
-site=(--volume "$folder/certs:/etc/ssl/certs")
-[ -z "${SSL_CERT_FILE:-}" ] || site+=(--build-arg SSL_CERT_FILE="$SSL_CERT_FILE")
+site=()
+[ ! -f "${SSL_CERT_FILE:-}" ] || # ca-certificates adds it to the image's own
+  site+=(--volume "$SSL_CERT_FILE:/usr/local/share/ca-certificates/machine.crt:ro" --build-arg SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt)
 [ ! -d "${PIP_FIND_LINKS:-}" ] ||
   site+=(--build-arg PIP_FIND_LINKS="$PIP_FIND_LINKS" --volume "$PIP_FIND_LINKS:$PIP_FIND_LINKS:ro")
 podman build --quiet --network host --isolation chroot --build-arg BASE="$base" "${site[@]}" \

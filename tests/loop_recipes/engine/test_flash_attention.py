@@ -124,7 +124,7 @@ def test_the_comparison_lets_rounding_pass_and_sees_what_is_wrong(monkeypatch, h
         return on_cpu(q.flip(1), k, v, *rest, **options).flip(1)
 
     monkeypatch.setattr(cuda_layers, "varlen_attn", on_cpu)
-    assert largest_error(heads, CPU, torch.float32) == 0
+    assert largest_error(heads, CPU, torch.float32) < 1e-6  # since torch 2.15 the two have kernels of their own
     assert 0 < largest_error(heads, CPU, BF16) < flash_attention.LARGEST_ERROR / 2
     for wrong in (over_borders, from_the_start):
         monkeypatch.setattr(cuda_layers, "varlen_attn", wrong)

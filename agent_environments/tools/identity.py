@@ -36,7 +36,7 @@ def identity(module: str, tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def code_digest(module: str) -> str:
     """Return one digest of a module's file and the files beside it that it imports, wherever their folder lies.
 
-    All files of an imported package count, so the digest of an installed module depends only on its own package. A
+    All files of an imported package count. For an installed module, only its own package counts. A
     changed comment changes the digest.
 
     Raises:

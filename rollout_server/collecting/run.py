@@ -155,7 +155,7 @@ class StoredCollection:
         self._held_path.unlink(missing_ok=True)
 
     def begin(self, request: CollectionRequest) -> None:
-        """Store on disk that work begins (again). Raises OSError if the disk refuses that."""
+        """Note on disk that work begins (again). Raises OSError if the disk refuses that."""
         known = self.request is not None and self.request.get("max_lost") == request.max_lost
         lines = [] if known else [json.dumps({"request": request.to_dict()})]
         self.meta.append([*lines, json.dumps({"opened": self.opened + 1, "at": time.time()})])

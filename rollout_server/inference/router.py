@@ -212,7 +212,7 @@ class Router:
         Raises:
             ServerUnavailable: servers failed the request :data:`ATTEMPTS` times, or the deadline came.
             RequestRefused: a server refused the request itself.
-            BadLogprob: a sampled log-prob is at most :data:`POISONED_LOGPROB`, above 0, or not a number.
+            BadLogprob: a sampled log-prob is not a number, above 0, or at most :data:`POISONED_LOGPROB`.
         """
         sampling = {
             "max_tokens": max_tokens,

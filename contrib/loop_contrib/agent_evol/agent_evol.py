@@ -79,7 +79,7 @@ class AgentEvol:
 
 
 def agent_evol(wanted: AgentEvol, out: Path, rounds: int) -> Path:
-    """Run the rounds, up to ``rounds``, that ``out`` does not hold yet. Return the folder of the newest policy.
+    """Run the rounds up to ``rounds`` that ``out`` still lacks. Return the folder of the newest policy.
 
     Raises:
         ConfigError: ``out`` was begun with another configuration.

@@ -34,7 +34,7 @@ def read_tasks(path: Path, split: str) -> list[ColBenchTask]:
 
 
 class ColBenchTasks(Mapping[str, ColBenchTask]):
-    """Task id -> task, for all tasks of a pool. As a config's ``samples.information``, shows a critic the human's code.
+    """Maps a pool's task ids to tasks. As a config's ``samples.information``, it shows a critic the human's code.
 
     Args:
         files: a JSONL file for each split; null generates tasks.

@@ -94,7 +94,7 @@ class TiledLogProbs:
         return (hidden.float() * scale) @ tile.T
 
     def operand(self, probs: Tensor, tile: Tensor) -> Tensor:
-        """Return ``probs``, at most 1, times any constant, in the precision of the product with ``tile``."""
+        """Return ``probs`` (at most 1) in the precision of ``tile``, multiplied by any constant."""
         return probs
 
     def add_weights(self, sums: Tensor, probs: Tensor, tile: Tensor) -> None:

@@ -110,7 +110,7 @@ class Oracle:
 
 
 def ask_oracle(pool: EnvironmentPool, solves: bool, tasks: Callable[[], Sequence[str]], most: int) -> Oracle:
-    """Play at most ``most`` of the tasks, spread evenly, with the right answer, with nonsense and with nothing.
+    """Play up to ``most`` tasks, spread evenly, with the right answer, with nonsense and with nothing.
 
     Args:
         pool: not yet open; it is closed at the end.

@@ -49,8 +49,8 @@ class TorchtuneLogger:
 class TensorBoard:
     """TensorBoard's event files in ``<output_dir>/trackers/tensorboard``.
 
-    A resumed run writes all points anew and has readers drop the older ones (``purge_step``). Scalars are of the old
-    style, because TensorBoard's ``EventAccumulator`` drops nothing of the new one.
+    A resumed run writes all points anew and has readers drop the older ones (``purge_step``). Scalars have the old
+    style, because TensorBoard's ``EventAccumulator`` drops no new-style ones.
     """
 
     offline = ""

@@ -4,8 +4,8 @@
     loop compare runs/a/evaluation runs/b/evaluation --out runs/comparison --level 0.9
     loop compare LOOP=runs/a0/evaluation,runs/a1/evaluation GRPO=runs/b0/evaluation,runs/b1/evaluation
 
-Each folder is an output of `loop eval`. For every sampling, the first policy is compared with each other policy; one
-folder with several policies is enough. A policy's name has the part of its path that differs. Folders joined by commas
+Each folder is an output of `loop eval`. For every sampling, the first policy is compared with every other; one
+folder with several policies is enough. A policy's name begins with its path's differing part. Folders joined by commas
 are seeds of one setting: they are pooled, and the interval includes their differences.
 """
 

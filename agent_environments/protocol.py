@@ -25,6 +25,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -227,9 +228,12 @@ class EnvironmentPool(Protocol):
         """End every world and child process."""
 
 
+# The optional side: each protocol from here on is an ability that a pool may have, and most pools lack.
+
+
 @runtime_checkable
 class PoolByTask(Protocol):
-    """Additional interface of a pool whose slots depend on the task, as in a mixture of several environments."""
+    """Ability of a pool whose slots depend on the task, as in a mixture of several environments."""
 
     async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
         """Acquire as :meth:`EnvironmentPool.acquire` does, but wait for a slot of this task; raises UnknownTask."""
@@ -237,7 +241,7 @@ class PoolByTask(Protocol):
 
 @runtime_checkable
 class PoolWithPreflight(Protocol):
-    """Additional interface of a pool that knows its tasks before it is opened."""
+    """Ability of a pool that knows its tasks before it is opened."""
 
     def preflight(self, split: str | Sequence[str]) -> list[str] | None:
         """Check that this machine has what the pool needs. Return the tasks of the split, or the given tasks; None if
@@ -250,7 +254,7 @@ class PoolWithPreflight(Protocol):
 
 @runtime_checkable
 class PoolWithLeastContext(Protocol):
-    """Additional interface of a pool whose episodes begin with prompts of its own."""
+    """Ability of a pool whose episodes begin with prompts of its own."""
 
     @property
     def least_context(self) -> int:
@@ -259,10 +263,147 @@ class PoolWithLeastContext(Protocol):
 
 @runtime_checkable
 class PoolWithSplits(Protocol):
-    """Additional interface of a pool that knows the names of its splits before it is opened."""
+    """Ability of a pool that knows the names of its splits before it is opened."""
 
     def splits(self) -> list[str]:
         """Return the names of the splits in the order in which they are listed."""
+
+
+@runtime_checkable
+class PoolWithExpert(Protocol):
+    """Ability of a pool that knows how its tasks are solved; `loop try` plays the solutions."""
+
+    async def expert(self, task_id: str) -> list[str]:
+        """Return commands that solve the task; raises EnvironmentFault if there are none."""
+
+    def message(self, command: str) -> str:
+        """Return the assistant message that gives this command and nothing else."""
+
+
+@runtime_checkable
+class ProgramPool(Protocol):
+    """Ability of a pool whose agents are programs: its environments are
+    :class:`~agent_environments.program_protocol.ProgramEnvironment`, which only a node can play.
+    """
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Return whether other machines start the programs and take an episode for each program."""
+
+    async def take(self, task_id: str | None, timeout_s: float) -> Any:
+        """Return the oldest offered episode (:class:`~agent_environments.program_protocol.Offer`), of ``task_id`` or of
+        any task (None); None if none is offered in time."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An episode of a group. ``group_input`` holds the JSON data from which the episode's pool grades the group.
+
+    Without ``group_input`` the episode is not graded in the group: its ``grade`` is final, as for a state that cannot
+    be graded. Otherwise ``grade`` holds only a fault in the episode, the use of tools, and the program's figures.
+    """
+
+    grade: Grade
+    group_input: Mapping[str, Any] | None = None
+
+
+@runtime_checkable
+class GroupedEnvironment(Environment, Protocol):
+    """Ability of an environment whose episodes may be graded with others of the same task."""
+
+    async def grade_member(self) -> Member:
+        """Grade as :meth:`Environment.grade` does, for a pool that grades groups."""
+
+
+@runtime_checkable
+class PoolOfGroups(Protocol):
+    """Ability of a pool that may grade all rollouts of a task at once (:mod:`agent_environments.groups`)."""
+
+    def grades_groups(self, task_id: str) -> bool:
+        """Return whether the pool grades all rollouts of this task at once."""
+
+    async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """Return the grade of each member of a group, in the order of the members.
+
+        Raises:
+            EnvironmentCrashed: no process can grade; the call may be repeated.
+        """
+
+
+# The abilities below are class methods: their callers build no pool. ``config`` holds the environment's options.
+
+
+@runtime_checkable
+class PoolWithPackages(Protocol):
+    """Ability of a pool's class whose environments use packages of another interpreter."""
+
+    @classmethod
+    def packages(cls, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return the versions of these packages by name; scores depend on them."""
+
+
+@runtime_checkable
+class PoolWithDifficulties(Protocol):
+    """Ability of a pool's class whose dataset rates its tasks."""
+
+    @classmethod
+    def difficulties(cls, config: Mapping[str, Any], task_ids: Sequence[str]) -> dict[str, int]:
+        """Return the difficulty of each task; {} if a task has none, or if this machine lacks the dataset."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The reference solution of a task as an agent's episode: ``steps`` holds (action, observation) pairs."""
+
+    task_id: str
+    opening: Sequence[Message]
+    steps: Sequence[tuple[str, str]]
+
+
+@runtime_checkable
+class PoolWithSolutions(Protocol):
+    """Ability of a pool's class whose dataset has reference solutions."""
+
+    @classmethod
+    def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
+        """Return the name of the dataset in ``root``, and the solutions of a split. ``prompt`` names the prompt that
+        policies get.
+
+        Raises:
+            ValueError, OSError, UnknownTask: the message names what is missing.
+        """
+
+
+@dataclass(frozen=True)
+class FinishedRuns:
+    """The final states of one policy under one way of sampling, on the tasks that ``split`` names.
+
+    ``states`` maps (task id, run) to the id of the rollout that reached the state. None: the state does not count,
+    because the episode ran over budget or was lost.
+    """
+
+    policy: str
+    sampling: str
+    split: str
+    states: Mapping[tuple[str, int], str | None]
+
+
+@runtime_checkable
+class PoolWithFinalStates(Protocol):
+    """Ability of a pool's class that can keep the final states of episodes."""
+
+    @classmethod
+    def keeping_states(cls, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Return ``config`` with the options that make episodes leave their final states in ``folder``."""
+
+    @classmethod
+    def write_states(cls, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
+        """Write states that were kept in ``states`` below ``folder``, in the environment's own layout. Return lines to
+        print, such as commands that read the files.
+
+        Raises:
+            EnvironmentFault: a state was not kept.
+        """
 
 
 def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:
@@ -295,12 +436,9 @@ group ``torchtune_loop.environments``."""
 
 
 def is_harness(name: str) -> bool:
-    """Return whether this names an environment whose agent is a program (its class has ``is_harness = True``). Only a
-    node can play such an environment: other callers would play its world without its program."""
-    if name in ENVIRONMENTS or name not in plug_ins("environments"):
-        return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
+    """Return whether this names an environment whose agent is a program (:class:`ProgramPool`)."""
     try:
-        return getattr(pool_class(name), "is_harness", False)
+        return isinstance(pool_class(name), ProgramPool)
     except ValueError:  # creating the pool reports it
         return False
 

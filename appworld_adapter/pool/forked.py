@@ -25,13 +25,14 @@ from typing import Any
 from agent_environments.description import Description
 from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
 from agent_environments.observation import observation
-from agent_environments.pool_metadata import FinishedRuns, Solution
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
+    FinishedRuns,
     Grade,
     PoolStatus,
     Requirement,
+    Solution,
     TokenSpans,
 )
 from agent_environments.slots import Slots
@@ -179,10 +180,10 @@ class AppWorldPool:
         return {name: number for name, _, number in (text.partition("-") for text in names)}
 
     @classmethod
-    def difficulties(cls, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
+    def difficulties(cls, config: Mapping[str, Any], task_ids: Sequence[str]) -> dict[str, int]:
         """Return the difficulty of each task; {} if a task has none, as in the real test splits."""
         try:
-            return {task: task_lists.difficulty_of(root, task) for task in task_ids}
+            return {task: task_lists.difficulty_of(Path(config["root"]), task) for task in task_ids}
         except (FileNotFoundError, KeyError):
             return {}
 
@@ -196,7 +197,7 @@ class AppWorldPool:
         """Write one experiment per run in AppWorld's own layout; return the commands with which the engine grades them.
 
         Raises:
-            MissingState: a state was not kept.
+            EnvironmentFault: a state was not kept.
         """
         names = experiments.write_experiments(runs, states, Path(str(config["root"])), folder)
         return [f"appworld evaluate {name} {experiments.split_name(runs.split)} --root {folder}" for name in names]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_environments.pool_metadata import solutions_of
-from agent_environments.protocol import EnvironmentFault
+from agent_environments.protocol import EnvironmentFault, PoolWithSolutions, pool_class
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
@@ -42,7 +41,10 @@ def write_ground_truth(environment: str, world: Path, split: str, model: Path, p
         ValueError, OSError, EnvironmentFault: the world, split, tokenizer, prompt or a task's solution is missing.
     """
     tokens = open_chat(model)
-    dataset, solutions = solutions_of(environment, world, split, prompt, tokens.spans)
+    pool = pool_class(environment)
+    if not isinstance(pool, PoolWithSolutions):
+        raise ValueError(f"environment {environment!r} has no reference solutions")
+    dataset, solutions = pool.solutions(world, split, prompt, tokens.spans)
     collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
     rollouts = [
         scripted_rollout(

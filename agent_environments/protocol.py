@@ -352,29 +352,6 @@ class PoolWithDifficulties(Protocol):
 
 
 @dataclass(frozen=True)
-class Solution:
-    """The reference solution of a task as an agent's episode: ``steps`` holds (action, observation) pairs."""
-
-    task_id: str
-    opening: Sequence[Message]
-    steps: Sequence[tuple[str, str]]
-
-
-@runtime_checkable
-class PoolWithSolutions(Protocol):
-    """Ability of a pool's class whose dataset has reference solutions."""
-
-    @classmethod
-    def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
-        """Return the name of the dataset in ``root``, and the solutions of a split. ``prompt`` names the prompt that
-        policies get.
-
-        Raises:
-            ValueError, OSError, UnknownTask: the message names what is missing.
-        """
-
-
-@dataclass(frozen=True)
 class FinishedRuns:
     """The final states of one policy under one way of sampling, on the tasks that ``split`` names.
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from agent_environments.description import Description
 from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
-from agent_environments.observation import observation
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
@@ -32,18 +31,16 @@ from agent_environments.protocol import (
     Grade,
     PoolStatus,
     Requirement,
-    Solution,
     TokenSpans,
 )
 from agent_environments.slots import Slots
 from appworld_adapter import dataset as task_lists
-from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import dataset_commands, interpreter_command
 from appworld_adapter.pool import experiments
 from appworld_adapter.pool.bubblewrap import WORKER_FOLDER, bubblewrap_prefix
 from appworld_adapter.pool.episode import AppWorldEnvironment, ForkedWorld
 from appworld_adapter.pool.run_folder import STATE_LIMIT, WorldFolder
-from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from appworld_adapter.prompt import Prompt, TaskCard
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
 
 logger = logging.getLogger(__name__)
@@ -201,21 +198,6 @@ class AppWorldPool:
         """
         names = experiments.write_experiments(runs, states, Path(str(config["root"])), folder)
         return [f"appworld evaluate {name} {experiments.split_name(runs.split)} --root {folder}" for name in names]
-
-    @classmethod
-    def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
-        """Return the dataset's name and its ground-truth solutions of a split, all of whose turns succeed.
-
-        Raises:
-            ValueError, OSError, UnknownTask: no such dataset, split or prompt, or no solution of a task.
-        """
-        template, solved = Prompt(prompt), []
-        for task in task_lists.load_split(root, split):
-            card = TaskCard.load(root, task)
-            success = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), token_spans)
-            steps = [(turn.action, success) for turn in load_solution(root, task)]
-            solved.append(Solution(task, template.messages(card), steps))
-        return task_lists.dataset_name(root), solved
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
         """Return the tasks of a split, or the given ones.

@@ -1,20 +1,16 @@
 """The abilities that a pool's class has without a pool: AppWorld's has them, the counter's has none."""
 
-import pytest
-
 from agent_environments.counter import CounterPool
 from agent_environments.protocol import (
     PoolWithDifficulties,
     PoolWithFinalStates,
     PoolWithPackages,
-    PoolWithSolutions,
     pool_class,
 )
-from support.adapter_support import word_spans
 
 
 def test_the_counter_has_none_of_them():
-    abilities = (PoolWithPackages, PoolWithDifficulties, PoolWithSolutions, PoolWithFinalStates)
+    abilities = (PoolWithPackages, PoolWithDifficulties, PoolWithFinalStates)
     assert not any(isinstance(CounterPool, ability) for ability in abilities)
 
 
@@ -26,9 +22,6 @@ def test_appworld_has_all_of_them(tmp_path):
     assert pool.packages({}) == {}
     assert isinstance(pool, PoolWithDifficulties)
     assert pool.difficulties({"root": str(tmp_path)}, ["a_1"]) == pool.difficulties({}, ["a_1"]) == {}
-    assert isinstance(pool, PoolWithSolutions)
-    with pytest.raises(FileNotFoundError, match="no AppWorld dataset at"):
-        pool.solutions(tmp_path, "train", "loop", word_spans)
     assert isinstance(pool, PoolWithFinalStates)
     kept = pool.keeping_states({"root": "r"}, tmp_path)
     assert kept == {"root": "r", "keep_experiments": True, "experiments_root": str(tmp_path)}

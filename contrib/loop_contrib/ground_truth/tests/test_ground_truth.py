@@ -43,8 +43,5 @@ def test_the_sampled_tokens_are_the_solutions_turns_and_their_ends(rollouts):
 
 
 def test_what_is_missing_is_one_line(tmp_path, capsys):
-    words = [str(tmp_path), "--model", str(MODEL), "--out", str(tmp_path)]
-    assert main(words) == 1
+    assert main([str(tmp_path), "--model", str(MODEL), "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("loop method ground-truth: no AppWorld dataset at")
-    assert main([*words, "--environment", "counter"]) == 1
-    assert capsys.readouterr().err.endswith(": environment 'counter' has no reference solutions\n")

@@ -113,16 +113,15 @@ class Requirement:
 class Grade:
     """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed; ``success`` means all passed.
 
-    ``tampered`` names changes that were made behind the world's own interfaces. ``ungradable`` says why the state could
-    not be graded; the reward is then 0 and ``success`` false. ``broke`` is the first fault in the episode's
-    environment, and ``tools`` the use of its tools; the node takes both from the answers to the actions. ``rewards``
-    holds the parts of the reward by name, ``metrics`` other figures by name; both are only recorded.
+    ``ungradable`` says why the state could not be graded; the reward is then 0 and ``success`` false. ``broke`` is the
+    first fault in the episode's environment, and ``tools`` the use of its tools; the node takes both from the answers
+    to the actions. ``rewards`` holds the parts of the reward by name, ``metrics`` other figures by name; both are only
+    recorded.
     """
 
     reward: float
     success: bool
     requirements: tuple[Requirement, ...] = ()
-    tampered: str | None = None
     ungradable: str | None = None
     broke: Broke | None = None
     tools: tuple[ToolUse, ...] = ()

@@ -53,7 +53,6 @@ def _graded(fields: dict[str, Any], grade: Grade) -> dict[str, Any]:
         "reward": grade.reward,
         "success": grade.success,
         "requirements": [asdict(requirement) for requirement in grade.requirements],
-        "tampered": grade.tampered,
         "ungradable": grade.ungradable,
         "broke": fields.get("broke") or (grade.broke and asdict(grade.broke)),
         "extra": extra,

@@ -45,11 +45,15 @@ def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: P
     """
     tokens, template = open_chat(model), Prompt(prompt)
     collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
-    names = {"collection": collection, "dataset": dataset_name(world), "server": "ground truth"}
-    rollouts = []
+    dataset, rollouts = dataset_name(world), []
     for task in load_split(world, split):
         card = TaskCard.load(world, task)
         success = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), tokens.spans)
         steps = [(turn.action, success) for turn in load_solution(world, task)]
-        rollouts.append(scripted_rollout(tokens, template.messages(card), steps, task_id=task, **names))
+        opening = template.messages(card)
+        rollouts.append(
+            scripted_rollout(
+                tokens, opening, steps, collection=collection, task_id=task, dataset=dataset, server="ground truth"
+            )
+        )
     return write_rollouts(out / COLLECTIONS, collection, rollouts)

@@ -6,7 +6,7 @@ from hashlib import sha256
 import pytest
 
 from agent_environments.protocol import EnvironmentFault, FinishedRuns
-from appworld_adapter.pool.experiments import write_experiments
+from appworld_adapter.pool.experiments import split_name, write_experiments
 from appworld_adapter.pool.forked import AppWorldPool
 
 
@@ -46,8 +46,6 @@ def test_a_state_that_was_not_kept_is_named(dataset, tmp_path):
 @pytest.mark.parametrize("split", ["chosen", "train:1,2", "dev"])
 def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_path, split):
     """`appworld evaluate NAME SPLIT --root OUT` reads OUT/data/datasets/SPLIT.txt."""
-    from appworld_adapter.pool.experiments import split_name
-
     name = split_name(split)
     assert re.fullmatch("[a-z0-9_]+", name)
     for tasks in (["a_2", "a_1"], ["a_2"]):

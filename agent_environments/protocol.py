@@ -189,7 +189,8 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page; ``losses`` counts by kind (:mod:`agent_environments.lost_worlds`)."""
+    """Counters for the node's metrics page: environments that are lent, callers that wait for one, and processes that
+    were started again. ``losses`` counts lost worlds by kind (:mod:`agent_environments.lost_worlds`)."""
 
     open_worlds: int = 0
     waiting: int = 0
@@ -202,8 +203,8 @@ class PoolStatus:
 class EnvironmentPool(Protocol):
     """Lend the environments of one node. ``dataset`` is the name printed beside every score.
 
-    A class may also say how its tasks are grouped and what its scores are called
-    (:mod:`agent_environments.description`).
+    A class may also say how its tasks are grouped and what its scores are called, in its attribute ``description``
+    (:mod:`agent_environments.description`). Its other optional abilities are the protocols below.
     """
 
     dataset: str

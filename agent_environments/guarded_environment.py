@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from agent_environments.groups import GroupedEnvironment, Member
 from agent_environments.observation import FAILURE_HEAD
 from agent_environments.plain_values import plain_grade, plain_messages, plain_result
 from agent_environments.protocol import (
@@ -20,6 +19,8 @@ from agent_environments.protocol import (
     EnvironmentFault,
     EnvironmentTimeout,
     Grade,
+    GroupedEnvironment,
+    Member,
     Message,
     StepResult,
     ToolUse,

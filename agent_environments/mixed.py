@@ -18,12 +18,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_environments.description import Description, description_of, environment_of
-from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
+from agent_environments.groups import grades_groups
 from agent_environments.protocol import (
     Environment,
     EnvironmentPool,
     Grade,
+    GroupedEnvironment,
+    Member,
     Message,
+    PoolOfGroups,
     PoolStatus,
     StepResult,
     TokenSpans,

@@ -36,12 +36,12 @@ def truncate(output: str, max_tokens: int, token_spans: TokenSpans) -> str:
 def observation(output: str, reminder: str | None, max_tokens: int, token_spans: TokenSpans) -> str:
     """Return the content of the next user message.
 
-    ``reminder`` holds the task's own lines (:func:`appworld_adapter.prompt.task_lines`). It is added after truncation
-    and so never cut; the last observation of an episode has no reminder. ``output`` may be any string.
+    ``reminder`` holds the lines that state the task; None for the last observation of an episode. It is added after
+    truncation and so never cut. ``output`` may be any string.
     """
     return truncate(printable(output), max_tokens, token_spans) + reminder_end(reminder)
 
 
 def reminder_end(reminder: str | None) -> str:
-    """Return the end of an observation with this reminder."""
+    """Return the end of an observation with this reminder; a ``StepResult`` holds it as ``reminder``."""
     return "" if reminder is None else REMINDER_HEAD + reminder

@@ -69,7 +69,6 @@ def plain_grade(grade: Any) -> Grade:
         reward=_number("Grade.reward", grade.reward, 0.0, 1.0),
         success=_truth("Grade.success", grade.success),
         requirements=tuple(map(_requirement, _sequence("Grade.requirements", grade.requirements)[:MOST_ITEMS])),
-        tampered=_short_or_none("Grade.tampered", grade.tampered),
         ungradable=_short_or_none("Grade.ungradable", grade.ungradable),
         broke=_broke("Grade.broke", grade.broke),
         tools=_tools("Grade.tools", grade.tools),

@@ -24,6 +24,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -111,16 +112,15 @@ class Requirement:
 class Grade:
     """The grader's verdict: ``reward`` in [0, 1] is the fraction of requirements passed; ``success`` means all passed.
 
-    ``tampered`` names changes that were made behind the world's own interfaces. ``ungradable`` says why the state could
-    not be graded; the reward is then 0 and ``success`` false. ``broke`` is the first fault in the episode's
-    environment, and ``tools`` the use of its tools; the node takes both from the answers to the actions. ``rewards``
-    holds the parts of the reward by name, ``metrics`` other figures by name; both are only recorded.
+    ``ungradable`` says why the state could not be graded; the reward is then 0 and ``success`` false. ``broke`` is the
+    first fault in the episode's environment, and ``tools`` the use of its tools; the node takes both from the answers
+    to the actions. ``rewards`` holds the parts of the reward by name, ``metrics`` other figures by name; both are only
+    recorded.
     """
 
     reward: float
     success: bool
     requirements: tuple[Requirement, ...] = ()
-    tampered: str | None = None
     ungradable: str | None = None
     broke: Broke | None = None
     tools: tuple[ToolUse, ...] = ()
@@ -188,7 +188,8 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """Counters for the node's metrics page; ``losses`` counts by kind (:mod:`agent_environments.lost_worlds`)."""
+    """Counters for the node's metrics page: environments that are lent, callers that wait for one, and processes that
+    were started again. ``losses`` counts lost worlds by kind (:mod:`agent_environments.lost_worlds`)."""
 
     open_worlds: int = 0
     waiting: int = 0
@@ -201,8 +202,8 @@ class PoolStatus:
 class EnvironmentPool(Protocol):
     """Lend the environments of one node. ``dataset`` is the name printed beside every score.
 
-    A class may also say how its tasks are grouped and what its scores are called
-    (:mod:`agent_environments.description`).
+    A class may also say how its tasks are grouped and what its scores are called, in its attribute ``description``
+    (:mod:`agent_environments.description`). Its other optional abilities are the protocols below.
     """
 
     dataset: str
@@ -226,9 +227,12 @@ class EnvironmentPool(Protocol):
         """End every world and child process."""
 
 
+# The optional side: each protocol from here on is an ability that a pool may have, and most pools lack.
+
+
 @runtime_checkable
 class PoolByTask(Protocol):
-    """Additional interface of a pool whose slots depend on the task, as in a mixture of several environments."""
+    """Ability of a pool whose slots depend on the task, as in a mixture of several environments."""
 
     async def acquire_for(self, episode_id: str, task_id: str) -> Environment:
         """Acquire as :meth:`EnvironmentPool.acquire` does, but wait for a slot of this task; raises UnknownTask."""
@@ -236,7 +240,7 @@ class PoolByTask(Protocol):
 
 @runtime_checkable
 class PoolWithPreflight(Protocol):
-    """Additional interface of a pool that knows its tasks before it is opened."""
+    """Ability of a pool that knows its tasks before it is opened."""
 
     def preflight(self, split: str | Sequence[str]) -> list[str] | None:
         """Check that this machine has what the pool needs. Return the tasks of the split, or the given tasks; None if
@@ -249,7 +253,7 @@ class PoolWithPreflight(Protocol):
 
 @runtime_checkable
 class PoolWithLeastContext(Protocol):
-    """Additional interface of a pool whose episodes begin with prompts of its own."""
+    """Ability of a pool whose episodes begin with prompts of its own."""
 
     @property
     def least_context(self) -> int:
@@ -258,10 +262,124 @@ class PoolWithLeastContext(Protocol):
 
 @runtime_checkable
 class PoolWithSplits(Protocol):
-    """Additional interface of a pool that knows the names of its splits before it is opened."""
+    """Ability of a pool that knows the names of its splits before it is opened."""
 
     def splits(self) -> list[str]:
         """Return the names of the splits in the order in which they are listed."""
+
+
+@runtime_checkable
+class PoolWithExpert(Protocol):
+    """Ability of a pool that knows how its tasks are solved; `loop try` plays the solutions."""
+
+    async def expert(self, task_id: str) -> list[str]:
+        """Return commands that solve the task; raises EnvironmentFault if there are none."""
+
+    def message(self, command: str) -> str:
+        """Return the assistant message that gives this command and nothing else."""
+
+
+@runtime_checkable
+class ProgramPool(Protocol):
+    """Ability of a pool whose agents are programs: its environments are
+    :class:`~agent_environments.program_protocol.ProgramEnvironment`, which only a node can play.
+    """
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Return whether other machines start the programs and take an episode for each program."""
+
+    async def take(self, task_id: str | None, timeout_s: float) -> Any:
+        """Return the oldest offered episode (:class:`~agent_environments.program_protocol.Offer`), of ``task_id`` or of
+        any task (None); None if none is offered in time."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """An episode of a group. ``group_input`` holds the JSON data from which the episode's pool grades the group.
+
+    Without ``group_input`` the episode is not graded in the group: its ``grade`` is final, as for a state that cannot
+    be graded. Otherwise ``grade`` holds only a fault in the episode, the use of tools, and the program's figures.
+    """
+
+    grade: Grade
+    group_input: Mapping[str, Any] | None = None
+
+
+@runtime_checkable
+class GroupedEnvironment(Environment, Protocol):
+    """Ability of an environment whose episodes may be graded with others of the same task."""
+
+    async def grade_member(self) -> Member:
+        """Grade as :meth:`Environment.grade` does, for a pool that grades groups."""
+
+
+@runtime_checkable
+class PoolOfGroups(Protocol):
+    """Ability of a pool that may grade all rollouts of a task at once (:mod:`agent_environments.groups`)."""
+
+    def grades_groups(self, task_id: str) -> bool:
+        """Return whether the pool grades all rollouts of this task at once."""
+
+    async def grade_group(self, task_id: str, inputs: Sequence[Mapping[str, Any]]) -> list[Grade]:
+        """Return the grade of each member of a group, in the order of the members.
+
+        Raises:
+            EnvironmentCrashed: no process can grade; the call may be repeated.
+        """
+
+
+# The abilities below are class methods: their callers build no pool. ``config`` holds the environment's options.
+
+
+@runtime_checkable
+class PoolWithPackages(Protocol):
+    """Ability of a pool's class whose environments use packages of another interpreter."""
+
+    @classmethod
+    def packages(cls, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return the versions of these packages by name; scores depend on them."""
+
+
+@runtime_checkable
+class PoolWithDifficulties(Protocol):
+    """Ability of a pool's class whose dataset rates its tasks."""
+
+    @classmethod
+    def difficulties(cls, config: Mapping[str, Any], task_ids: Sequence[str]) -> dict[str, int]:
+        """Return the difficulty of each task; {} if a task has none, or if this machine lacks the dataset."""
+
+
+@dataclass(frozen=True)
+class FinishedRuns:
+    """The final states of one policy under one way of sampling, on the tasks that ``split`` names.
+
+    ``states`` maps (task id, run) to the id of the rollout that reached the state. None: the state does not count,
+    because the episode ran over budget or was lost.
+    """
+
+    policy: str
+    sampling: str
+    split: str
+    states: Mapping[tuple[str, int], str | None]
+
+
+@runtime_checkable
+class PoolWithFinalStates(Protocol):
+    """Ability of a pool's class that can keep the final states of episodes."""
+
+    @classmethod
+    def keeping_states(cls, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Return ``config`` with the options that make episodes leave their final states in ``folder``."""
+
+    @classmethod
+    def write_states(cls, config: Mapping[str, Any], runs: FinishedRuns, states: Path, folder: Path) -> list[str]:
+        """Write states that were kept in ``states`` below ``folder``, in the environment's own layout. Return lines to
+        print, such as commands that read the files.
+
+        Raises:
+            EnvironmentFault: a state was not kept.
+        """
 
 
 def tasks_of_split(splits: Mapping[str, Collection[str]], split: str) -> list[str]:
@@ -294,12 +412,9 @@ group ``torchtune_loop.environments``."""
 
 
 def is_harness(name: str) -> bool:
-    """Return whether this names an environment whose agent is a program (its class has ``is_harness = True``). Only a
-    node can play such an environment: other callers would play its world without its program."""
-    if name in ENVIRONMENTS or name not in plug_ins("environments"):
-        return ENVIRONMENTS.get(name, name) == ENVIRONMENTS["harness"]
+    """Return whether this names an environment whose agent is a program (:class:`ProgramPool`)."""
     try:
-        return getattr(pool_class(name), "is_harness", False)
+        return isinstance(pool_class(name), ProgramPool)
     except ValueError:  # creating the pool reports it
         return False
 

@@ -32,6 +32,7 @@ class Slots:
         self.taken += 1
 
     def give_back(self) -> None:
+        """Free a slot, for the caller that waits longest."""
         self.taken -= 1
         self._free.release()
 

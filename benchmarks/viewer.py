@@ -56,7 +56,7 @@ def made_up(tokens: int, turns: int, rng: random.Random) -> dict[str, Any]:
     seconds = {"sampling_seconds": 0.5, "environment_seconds": 0.1}
     return {
         **{"attempt": 0, "seed": 0, "dataset": "made-up", "reward": 0.5, "success": False, "end_reason": "completed"},
-        **{"branch_of": None, "segment": 0, "segments": 1, "tampered": None, "ungradable": None, "extra": {}},
+        **{"branch_of": None, "segment": 0, "segments": 1, "ungradable": None, "extra": {}},
         **{"temperature": 1.0, "seconds": 2.5, "requirements": [], "messages": messages, "mask": mask},
         "token_ids": [rng.randrange(150_000) for _ in range(tokens)],
         "sampler_logprobs": [-rng.expovariate(2.0) if each else 0.0 for each in mask],

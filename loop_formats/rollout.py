@@ -109,8 +109,8 @@ class Rollout:
     A message is ``{"role", "content"}``; an assistant's may also have the thinking before its answer, as ``reasoning``,
     which no environment gets.
 
-    ``tampered``, ``ungradable``, ``broke`` (``{"where", "what"}``) and ``tools`` (of each ``{"tool", "calls", "raised",
-    "what"}``) come from the grade (:class:`agent_environments.protocol.Grade`); usually they are None or empty.
+    ``ungradable``, ``broke`` (``{"where", "what"}``) and ``tools`` (of each ``{"tool", "calls", "raised", "what"}``)
+    come from the grade (:class:`agent_environments.protocol.Grade`); usually they are None or empty.
     """
 
     rollout_id: str
@@ -132,7 +132,6 @@ class Rollout:
     temperature: float
     started_at: float
     seconds: float
-    tampered: str | None = None
     ungradable: str | None = None
     branch_of: BranchOf | None = None
     schema: int = SCHEMA_VERSION
@@ -296,7 +295,8 @@ class Rollout:
         with raised_as(ValueError, f"not a rollout of schema {SCHEMA_VERSION}: ", KeyError, TypeError):
             turns = [Turn(**turn) for turn in data["turns"]]
             origin = data["branch_of"] and BranchOf(**data["branch_of"])
-            return cls(**{**data, "turns": turns, "branch_of": origin})
+            known = {name: value for name, value in data.items() if name != "tampered"}  # null in older logs
+            return cls(**{**known, "turns": turns, "branch_of": origin})
 
 
 @dataclass(frozen=True)

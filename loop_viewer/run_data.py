@@ -238,7 +238,7 @@ class RunData:
             "collection": collection,
             "cursor": cursor,
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
-            **{key: record[key] for key in ("end_reason", "temperature", "seconds", "tampered", "turns", "seed")},
+            **{key: record[key] for key in ("end_reason", "temperature", "seconds", "turns", "seed")},
             **{key: record[key] for key in ("ungradable", "segment", "segments", "messages", "requirements")},
             "broke": record.get("broke"),
             "program": record["extra"].get("harness"),

@@ -49,7 +49,6 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
     end_reason: str
     seconds: float
     temperature: float
-    tampered: str | None
     ungradable: str | None
     branch_of: BranchOf | None
     turns: list[_ListedTurn]
@@ -88,7 +87,7 @@ def summary_of(rollout: Listed, cursor: int) -> dict[str, Any]:
         "task": rollout.task_id,
         "branch_of": rollout.branch_of and asdict(rollout.branch_of),
         **{key: getattr(rollout, key) for key in ("index", "segment", "segments", "reward", "success", "end_reason")},
-        **{key: getattr(rollout, key) for key in ("seconds", "temperature", "tampered", "ungradable")},
+        **{key: getattr(rollout, key) for key in ("seconds", "temperature", "ungradable")},
         "turns": len(rollout.turns),
         "messages": len(rollout.messages),
         "tokens": len(rollout.mask),
@@ -157,7 +156,7 @@ def _whole(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-TEXTS = ("task", "end_reason", "tampered", "ungradable", "note", "asks")
+TEXTS = ("task", "end_reason", "ungradable", "note", "asks")
 NUMBERS = ("reward", "success", "advantage", "gap", "mean_logprob")
 COUNTS = ("index", "segments", "turns", "messages", "tokens", "failed_turns", "cursors")
 

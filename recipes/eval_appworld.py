@@ -18,15 +18,14 @@ from typing import Any
 from omegaconf import DictConfig
 
 from agent_environments.description import description_of
-from agent_environments.pool_metadata import (
-    FinalState,
+from agent_environments.protocol import (
+    EnvironmentFault,
     FinishedRuns,
-    MissingState,
-    difficulties_of,
-    packages_of,
-    write_states,
+    PoolWithDifficulties,
+    PoolWithFinalStates,
+    create_pool,
+    pool_class,
 )
-from agent_environments.protocol import UnknownTask, create_pool
 from loop_formats.folder_lock import lock_run
 from loop_formats.run_files import WriteFailed, writing
 from loop_formats.run_folder import write_description
@@ -60,15 +59,15 @@ from loop_recipes.rollouts.broken import break_line
 from loop_recipes.rollouts.open import open_nodes
 from loop_recipes.rollouts.source import NoRollouts
 from loop_recipes.rollouts.waiting import Waiting
-from loop_recipes.run.starts import package_versions
+from loop_recipes.run.starts import environment_packages, package_versions
 from loop_recipes.terminal import console
 from model_families.base_model import model_digest
 from rollout_server.client import CollectionFailed, NodeUnreachable, RolloutNodeError
 from rollout_server.node_process import NodeDied
 from rollout_server.policies.adapter_check import other_base
 
-_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, CollectionFailed, NodeDied, NoRollouts, UnknownTask)
-_ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, MissingState, WriteFailed)
+_NODE_ERRORS = (NodeUnreachable, RolloutNodeError, CollectionFailed, NodeDied, NoRollouts, EnvironmentFault)
+_ERRORS = (*_NODE_ERRORS, EvaluationTimeout, NoScore, WriteFailed)
 
 
 class EvalAppWorldRecipe:
@@ -219,11 +218,11 @@ class EvalAppWorldRecipe:
         self._cleanup.close()
 
     def _cells(self, policy: PolicyUnderTest) -> list[Cell]:
-        conf, environment = self._config, self._config.environment
+        conf = self._config
         identity = {
             "dataset": self._dataset,
             "base model": self._model_digest,
-            **({} if environment is None else packages_of(environment.name, environment.options)),
+            **environment_packages(conf.environment),
             **conf.node_identity,
             **self._environment.whole_identity,
         }
@@ -295,21 +294,26 @@ class EvalAppWorldRecipe:
     def _write_states(self, cells: list[Cell]) -> None:
         """Have the environment write every run's final states in its own layout, and print its messages about them."""
         environment = self._config.child.environment
+        pool = pool_class(environment.name)
+        assert isinstance(pool, PoolWithFinalStates), "the config was checked"
         split = str(self._config.split) if self._config.tasks is None else "chosen"
         folder = self._output_dir / "final_states"
         for cell in cells:
-            states = [
-                FinalState(result.task_id, result.run, None if result.over_budget else result.rollout_id)
+            states = {
+                (result.task_id, result.run): None if result.over_budget else result.rollout_id
                 for result in self._store.results(cell)
-            ]
+            }
             runs = FinishedRuns(cell.policy.name, cell.sampling.label, split, states)
-            for line in write_states(environment.name, environment.options, runs, self._worlds, folder):
+            for line in pool.write_states(environment.options, runs, self._worlds, folder):
                 self._console.print(line, markup=False)
 
     def _difficulties(self) -> dict[str, int]:
         """Read difficulties where the dataset is on this machine; the real test splits may come without them."""
-        root = self._config.metadata_root
-        return {} if root is None else difficulties_of(self._environment.name, root, self._tasks)
+        environment = self._config.environment
+        if environment is None:
+            return {}
+        pool = pool_class(environment.name)
+        return pool.difficulties(environment.options, self._tasks) if isinstance(pool, PoolWithDifficulties) else {}
 
 
 @parse(EvalConfig)

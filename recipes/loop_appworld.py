@@ -141,7 +141,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
     def _begin_turn(self) -> None:
         """Take the GPUs for the trainer, if the node's servers share them."""
         if self._frozen is not None:
-            self._source.sleep()
+            self._source.call(lambda source: source.sleep())
             self._frozen.to_device()
 
     def _end_turn(self) -> None:
@@ -149,7 +149,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         if self._frozen is not None:
             self._frozen.to_host()
             any_rank(False)  # all ranks have left the GPUs
-            self._source.wake()
+            self._source.call(lambda source: source.wake())
 
     def _setup_credit(self, checkpoint: TrainingState | None) -> None:
         run = TrainingRun(
@@ -174,12 +174,15 @@ class LoopAppWorldRecipe(TrainingRecipe):
         """Set up tasks, counters and metrics; retire the node's versions that this run will publish anew."""
         conf = self._config
         utils.log_rank_zero(log, "waiting for the rollout node to be ready")
-        served = self._source.wait_ready()
+        served = self._source.call(lambda source: source.wait_ready())
         model = self._learner.model
-        self._source.check_model(vocabulary(model), getattr(model, "contexts", range(sys.maxsize)))
+        sizes = vocabulary(model), getattr(model, "contexts", range(sys.maxsize))
+        self._source.call(lambda source: source.check_model(*sizes))
         self._environment = self._source.description()
-        self._dataset, tasks = self._source.tasks(conf.collection.split)
-        dev_tasks = self._source.tasks(conf.dev_evaluation.split)[1] if conf.dev_evaluation.every else []
+        self._dataset, tasks = self._source.call(lambda source: source.tasks(conf.collection.split))
+        dev, dev_tasks = conf.dev_evaluation, []
+        if dev.every:
+            dev_tasks = self._source.call(lambda source: source.tasks(dev.split))[1]
         self._environment_identity = environment_identity(self._dataset, self._environment)
         if checkpoint is not None:
             compare(checkpoint.state, "environment", self._environment_identity, conf.accept_changes)
@@ -193,8 +196,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
             on_main_rank(lambda: self._open_stream(checkpoint.state if checkpoint else None))
         on_main_rank(self._open_run_files)
         # Published by a run that died before it saved; the same number may soon mean other weights.
-        for version in [version for version in served if version > self._policy_version]:
-            self._source.retire(version)
+        self._source.retire([version for version in served if version > self._policy_version])
 
     @property
     def _streams(self) -> bool:
@@ -270,10 +272,10 @@ class LoopAppWorldRecipe(TrainingRecipe):
             # meanwhile; where both share GPUs, afterwards.
             self._unscored = self._plan.evaluation(iteration - 1, self._policy_version, self._adapter_digest)
             if self._unscored is not None and not conf.takes_turns:
-                self._source.start(self._unscored)
+                self._source.call(lambda source: source.start(self._unscored))
             if conf.collection.max_policy_lag and iteration < conf.max_iterations and not self._streams:
                 self._pending = self._plan.training(iteration + 1, self._policy_version, self._adapter_digest)
-                self._source.start(self._pending)
+                self._source.call(lambda source: source.start(self._pending))
             self._begin_turn()
             metrics = self.update(collected.rollouts, iteration)
             metrics |= {**collected.metrics(), **figures}
@@ -286,8 +288,8 @@ class LoopAppWorldRecipe(TrainingRecipe):
             # The trainer asks the node only now: should it refuse, die or be away, a resumed run has the update.
             self._end_turn()
             self._score()
-            while self._forgotten:
-                self._source.retire(self._forgotten.pop())
+            self._source.retire(self._forgotten)
+            self._forgotten = []
             seconds_publishing = self._publish([self._policy_version] if self._is_due(iteration) else [])
             asked = "asked to" if any_rank(bool(self._stop)) else None
             reason = asked or conf.stop.reason(self._idle_iterations, metrics.get("approx_kl", 0.0))

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_environments.description import Description, description_of
-from agent_environments.program_pool import ProgramPool
-from agent_environments.protocol import UnknownTask, create_pool
+from agent_environments.protocol import ProgramPool, UnknownTask, create_pool
 from agent_environments.shared_grade import refuse_shared_grade
 from loop_formats.branch import Branch, BranchStart
 from loop_formats.collection_request import CollectionRequest, is_collection_id

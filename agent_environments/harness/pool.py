@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description, description_of
-from agent_environments.groups import GroupedEnvironment, Member, PoolOfGroups, grades_groups
+from agent_environments.groups import grades_groups
 from agent_environments.harness.agents import TaskFiles, write_files
 from agent_environments.harness.grading import EndedEpisode, GradedByCommand, GradedByWord, Grader
 from agent_environments.harness.home import HOME, home_variables, make_home
@@ -35,7 +35,10 @@ from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentPool,
     Grade,
+    GroupedEnvironment,
+    Member,
     Message,
+    PoolOfGroups,
     PoolStatus,
     PoolWithPreflight,
     StepResult,

@@ -266,7 +266,6 @@ def _grade(answer: dict[str, Any]) -> Grade:
         float(answer["reward"]),
         bool(answer["success"]),
         tuple(Requirement(**requirement) for requirement in answer.get("requirements", ())),
-        answer.get("tampered"),
         answer.get("ungradable"),
         broke=None if broke is None else Broke(**broke),
         tools=tuple(ToolUse(**use) for use in answer.get("tools", ())),

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_environments.description import TOOLS_BEHAVIOR, Description
-from agent_environments.groups import Member
 from agent_environments.observation import truncate
 from agent_environments.program_config import inherited
 from agent_environments.program_config import variables as environment_variables
@@ -21,6 +20,7 @@ from agent_environments.protocol import (
     Broke,
     EnvironmentCrashed,
     Grade,
+    Member,
     Message,
     PoolStatus,
     StepResult,

@@ -211,7 +211,6 @@ def together(grades: Sequence[tuple[Reward, Grade]]) -> Grade:
         min(1.0, mean),
         success,
         tuple(requirement for _, grade in counted for requirement in grade.requirements),
-        next((grade.tampered for _, grade in counted if grade.tampered is not None), None),
         ungradable,
         rewards={name: value for _, grade in counted for name, value in grade.rewards.items()},
         metrics={name: value for _, grade in grades for name, value in grade.metrics.items()},

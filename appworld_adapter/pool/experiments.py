@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_environments.pool_metadata import FinishedRuns, MissingState
+from agent_environments.protocol import EnvironmentFault, FinishedRuns
 from appworld_adapter.pool.run_folder import kept_state
 from loop_formats.run_files import copy_folder, write_whole
 
@@ -40,24 +40,23 @@ def write_experiments(runs: FinishedRuns, worlds: Path, dataset_root: Path, root
         dataset_root: folder that holds ``data/``.
 
     Raises:
-        MissingState: a state is missing; the node was started without ``final_states``.
+        EnvironmentFault: a state is missing; the node was started without ``final_states``.
     """
     split = split_name(runs.split)
-    tasks = list(dict.fromkeys(state.task_id for state in runs.states))
+    tasks = list(dict.fromkeys(task for task, _ in runs.states))
     _write_data(root / "data", dataset_root / "data", split, tasks)
     names: dict[int, str] = {}
-    for state in runs.states:
-        name = names.setdefault(state.run, _name(runs.policy, runs.sampling, state.run, split))
-        target = root / "experiments" / "outputs" / name / "tasks" / state.task_id
+    for (task, run), rollout in runs.states.items():
+        name = names.setdefault(run, _name(runs.policy, runs.sampling, run, split))
+        target = root / "experiments" / "outputs" / name / "tasks" / task
         shutil.rmtree(target, ignore_errors=True)
-        if state.episode is None:
-            copy_folder(dataset_root / "data" / "tasks" / state.task_id / "dbs", target / "dbs")
+        if rollout is None:
+            copy_folder(dataset_root / "data" / "tasks" / task / "dbs", target / "dbs")
         else:
-            state_folder = kept_state(worlds, state.episode, state.task_id)
+            state_folder = kept_state(worlds, rollout, task)
             if state_folder is None:
-                raise MissingState(
-                    f"the final state of {state.episode} is not in {worlds}; it was not kept, so give another "
-                    "output_dir"
+                raise EnvironmentFault(
+                    f"the final state of {rollout} is not in {worlds}; it was not kept, so give another output_dir"
                 )
             copy_folder(state_folder, target)
     return [names[run] for run in sorted(names)]

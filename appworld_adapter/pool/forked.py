@@ -24,11 +24,10 @@ from typing import Any
 
 from agent_environments.description import Description
 from agent_environments.lost_worlds import CommandsDoing, Loss, Losses, Recovery, WorldLost, answered
-from agent_environments.observation import observation
-from agent_environments.pool_metadata import FinishedRuns, Solution
 from agent_environments.protocol import (
     EnvironmentCrashed,
     EnvironmentTimeout,
+    FinishedRuns,
     Grade,
     PoolStatus,
     Requirement,
@@ -36,13 +35,12 @@ from agent_environments.protocol import (
 )
 from agent_environments.slots import Slots
 from appworld_adapter import dataset as task_lists
-from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
 from appworld_adapter.making import dataset_commands, interpreter_command
 from appworld_adapter.pool import experiments
 from appworld_adapter.pool.bubblewrap import WORKER_FOLDER, bubblewrap_prefix
 from appworld_adapter.pool.episode import AppWorldEnvironment, ForkedWorld
 from appworld_adapter.pool.run_folder import STATE_LIMIT, WorldFolder
-from appworld_adapter.prompt import Prompt, TaskCard, task_lines
+from appworld_adapter.prompt import Prompt, TaskCard
 from loop_plumbing.forked_process import ForkedProcess, ForkServer, ProcessEnded, scrubbed_environment
 
 logger = logging.getLogger(__name__)
@@ -179,10 +177,10 @@ class AppWorldPool:
         return {name: number for name, _, number in (text.partition("-") for text in names)}
 
     @classmethod
-    def difficulties(cls, root: Path, task_ids: Sequence[str]) -> dict[str, int]:
+    def difficulties(cls, config: Mapping[str, Any], task_ids: Sequence[str]) -> dict[str, int]:
         """Return the difficulty of each task; {} if a task has none, as in the real test splits."""
         try:
-            return {task: task_lists.difficulty_of(root, task) for task in task_ids}
+            return {task: task_lists.difficulty_of(Path(config["root"]), task) for task in task_ids}
         except (FileNotFoundError, KeyError):
             return {}
 
@@ -196,25 +194,10 @@ class AppWorldPool:
         """Write one experiment per run in AppWorld's own layout; return the commands with which the engine grades them.
 
         Raises:
-            MissingState: a state was not kept.
+            EnvironmentFault: a state was not kept.
         """
         names = experiments.write_experiments(runs, states, Path(str(config["root"])), folder)
         return [f"appworld evaluate {name} {experiments.split_name(runs.split)} --root {folder}" for name in names]
-
-    @classmethod
-    def solutions(cls, root: Path, split: str, prompt: str, token_spans: TokenSpans) -> tuple[str, list[Solution]]:
-        """Return the dataset's name and its ground-truth solutions of a split, all of whose turns succeed.
-
-        Raises:
-            ValueError, OSError, UnknownTask: no such dataset, split or prompt, or no solution of a task.
-        """
-        template, solved = Prompt(prompt), []
-        for task in task_lists.load_split(root, split):
-            card = TaskCard.load(root, task)
-            success = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), token_spans)
-            steps = [(turn.action, success) for turn in load_solution(root, task)]
-            solved.append(Solution(task, template.messages(card), steps))
-        return task_lists.dataset_name(root), solved
 
     def preflight(self, split: str | Sequence[str]) -> list[str]:
         """Return the tasks of a split, or the given ones.

@@ -9,7 +9,6 @@ The same two turns may be in the file several times: the last line counts.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import COLLECTIONS, read_lines, write_rollouts, write_whole
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.grouping import grouped
 
 TURN_PAIRS = "turn_pairs"
 """The folder of the pairs and their rollouts, in the output folder of the command that made them."""
@@ -81,10 +81,7 @@ def write_pairs(folder: Path, rollouts: Iterable[Rollout], pairs: Iterable[TurnP
     pairs = list(pairs)
     folder.mkdir(parents=True, exist_ok=True)
     named = {name for pair in pairs for name in (pair.chosen, pair.rejected)}
-    by_collection: defaultdict[str, list[Rollout]] = defaultdict(list)
-    for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
-        if rollout.rollout_id in named:
-            by_collection[rollout.collection_id].append(rollout)
-    for collection, members in by_collection.items():
+    kept = sorted((each for each in rollouts if each.rollout_id in named), key=lambda each: each.rollout_id)
+    for collection, members in grouped((each.collection_id, each) for each in kept).items():
         write_rollouts(folder / COLLECTIONS, collection, members)
     write_whole(folder / PAIRS_FILE, "".join(f"{json.dumps(asdict(pair))}\n" for pair in pairs))

@@ -132,7 +132,6 @@ const FILTERS = {
   solved: (entry) => entry.success,
   "over budget": (entry) => entry.end_reason !== "completed",
   "with errors": (entry) => entry.failed_turns > 0,
-  tampered: (entry) => Boolean(entry.tampered),
   ungradable: (entry) => Boolean(entry.ungradable),
   "with a note": (entry) => Boolean(entry.note),
 };
@@ -549,7 +548,6 @@ function RolloutPage({ collection, collections, cursor, view, stamp, onShown }) 
       ${navigator.clipboard && html`<button id="copy" onClick=${() => navigator.clipboard.writeText(JSON.stringify(rollout, null, 1))}>copy as JSON</button>`}
     </p>
     ${rollout.branch_of && html`<${Origin} origin=${rollout.branch_of} />`}
-    ${rollout.tampered && html`<p class="error">tampered with: <bdi>${rollout.tampered}</bdi></p>`}
     ${rollout.ungradable && html`<p class="error">its state could not be graded: <bdi>${rollout.ungradable}</bdi></p>`}
     ${rollout.broke && html`<p class="error">its environment broke in ${rollout.broke.where}: <bdi>${rollout.broke.what}</bdi></p>`}
     ${rollout.program && html`<${Program} program=${rollout.program} />`}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
-        tensors |= _read(file)
+        tensors |= read_tensors(file)
     head = tensors.pop(HEAD, None) if base.tied else None
     if head is not None and not torch.equal(head, tensors.get(EMBEDDING, head[:0])):
         raise ValueError(
@@ -32,9 +33,11 @@ def load_weights(folder: str | Path, base: BaseModel) -> dict[str, Tensor]:
     return {tune_name(name): tensor for name, tensor in tensors.items() if not name.endswith(left)}
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of a file with its name. Raises ValueError if the file cannot be read."""
     try:
         with safe_open(file, framework="pt", device="cpu") as content:
-            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+            for name in content.keys():  # noqa: SIM118
+                yield name, content.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error

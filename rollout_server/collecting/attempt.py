@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from agent_environments.groups import Member, grades_groups
+from agent_environments.groups import grades_groups
 from agent_environments.guarded_environment import GuardedEnvironment
-from agent_environments.protocol import Broke, EnvironmentFault, EnvironmentPool, Grade, Message, acquire
+from agent_environments.protocol import Broke, EnvironmentFault, EnvironmentPool, Grade, Member, Message, acquire
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import rollout_id
 from loop_formats.rollout import Rollout
@@ -53,7 +53,6 @@ def _graded(fields: dict[str, Any], grade: Grade) -> dict[str, Any]:
         "reward": grade.reward,
         "success": grade.success,
         "requirements": [asdict(requirement) for requirement in grade.requirements],
-        "tampered": grade.tampered,
         "ungradable": grade.ungradable,
         "broke": fields.get("broke") or (grade.broke and asdict(grade.broke)),
         "extra": extra,

@@ -56,7 +56,7 @@ def test_a_score_of_numpys_says_what_it_said():
 def test_what_is_plain_stays_as_it_is():
     requirements = (Requirement("one", True), Requirement("two", False, no_op_pass=True))
     uses = (ToolUse("add", 2, 1, "it fell"),)
-    told = {"tampered": "a file", "broke": Broke("step", "it fell"), "tools": uses}
+    told = {"broke": Broke("step", "it fell"), "tools": uses}
     grade = Grade(0.5, False, requirements, **told, rewards={"form": 0.5}, metrics={"steps": -3.0})
     assert plain_grade(grade) == grade
     result = StepResult("seen\nreminder", True, True, True, "reminder", Broke("step", "it fell"), uses, -2.5)

@@ -94,7 +94,7 @@ def test_a_blank_line_counts_and_is_left_out(tmp_path, blank):
 
 def test_a_line_that_is_no_rollout_is_named(tmp_path):
     log = tmp_path / "a.jsonl"
-    log.write_text(ROLLOUT.to_json() + "\n")
+    log.write_text('{"tampered": null, ' + ROLLOUT.to_json()[1:] + "\n")  # an older log
     assert read_rollouts(log) == [ROLLOUT]
     with log.open("a") as file:
         file.write(ROLLOUT.to_json().replace('"reward":', '"payment":') + "\n")

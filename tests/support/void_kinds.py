@@ -65,8 +65,6 @@ REFUSED: dict[str, Any] = {
     "passed unspeakable": required(passed=Unspeakable()),
     "no_op_pass NaN": required(no_op_pass=NAN),
     "no_op_pass unspeakable": required(no_op_pass=Unspeakable()),
-    "tampered NaN": grade(tampered=NAN),
-    "tampered unspeakable": grade(tampered=Unspeakable()),
     "ungradable NaN": grade(ungradable=NAN),
     "ungradable unspeakable": grade(ungradable=Unspeakable()),
     "a part of the reward NaN": grade(rewards={"form": NAN}),
@@ -108,7 +106,7 @@ MADE_PLAIN: dict[str, Grade] = {
     "requirement's text a lone surrogate": required(text="\ud800"),
     "passed of numpy's": required(passed=np.bool_(False)),
     "no_op_pass of numpy's": required(no_op_pass=np.bool_(True)),
-    "tampered a lone surrogate": grade(tampered="\ud800"),
+    "ungradable a lone surrogate": grade(ungradable="\ud800"),
     "ungradable and worth something": Grade(1.0, True, ungradable="it is broken"),
 }
 

@@ -29,6 +29,7 @@ from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_lines
 from loop_formats.run_folder import read_description
+from loop_plumbing.grouping import grouped
 from loop_recipes.plots.style import COLOURS, panels, save
 
 MAX_DEPTH = 24
@@ -83,10 +84,8 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
     if not logs:
         raise ValueError(f"{run} holds no rollouts: there is no collections/*.jsonl")
     names = {log: parse_collection_id(log.stem) for log in logs}
-    training: dict[int, list[Path]] = {}
-    for log, name in names.items():
-        if name.is_training and name.iteration is not None:
-            training.setdefault(name.iteration, []).append(log)
+    known = [(name.iteration, log) for log, name in names.items() if name.is_training]
+    training = grouped((number, log) for number, log in known if number is not None)
     if training:
         numbers = sorted(training)
         count = max(1, len(numbers) // 10)
@@ -94,9 +93,8 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
         groups = {_iterations(span): [log for number in span for log in training[number]] for span in spans}
         periods = [Period(name, _attempts(group)) for name, group in groups.items()]
     else:
-        scores: dict[str, list[Path]] = {}
-        for log in sorted(logs, key=lambda log: len(log.stem)):  # tasks asked for by themselves after the others
-            scores.setdefault(names[log].score or log.stem, []).append(log)
+        by_length = sorted(logs, key=lambda log: len(log.stem))  # tasks asked for by themselves after the others
+        scores = grouped((names[log].score or log.stem, log) for log in by_length)
         began = {log: next(read_lines(log)).record for log, *_ in scores.values()}
         order = sorted(scores.values(), key=lambda group: (began[group[0]]["started_at"], group[0].stem))
         alike = [group for group in order if began[group[0]]["temperature"] == began[order[0][0]]["temperature"]]
@@ -206,10 +204,7 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
         ValueError: no rollouts, or none of that task.
     """
     dataset, periods = read_periods(run)
-    sequences: dict[str, list[tuple[str, ...]]] = {}
-    for period in periods:
-        for item in period.attempts:
-            sequences.setdefault(item.task_id, []).append(item.calls)
+    sequences = grouped((item.task_id, item.calls) for period in periods for item in period.attempts)
     if task is None:
         counts = Counter(name for period in periods for name in {item.task_id for item in period.attempts})
         task = max(sorted(sequences), key=lambda name: (counts[name], len(sequences[name]), len(set(sequences[name]))))

@@ -1,18 +1,21 @@
-r"""Writes the reference solutions of an environment's tasks as rollouts to learn from: SFT-GT (LOOP, appendix C.1).
+r"""Writes the reference solutions of AppWorld's tasks as rollouts to learn from: SFT-GT (LOOP, appendix C.1).
 
     loop method ground-truth worlds/synthetic --model recipes/loop_recipes/tiny_policy --prompt tiny \
         --out runs/tiny_cpu_ground_truth
 
 Each task becomes one rollout in OUT/collections/ground-truth-<split>.jsonl, which `loop sft` and `loop view` read.
-Nothing is executed: as in the paper, every turn gets the environment's fixed answer to a solution's turn.
+Nothing is executed: as in the paper, every observation is that of a turn that succeeds.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from agent_environments.pool_metadata import solutions_of
+from agent_environments.observation import observation
 from agent_environments.protocol import EnvironmentFault
+from appworld_adapter.dataset import dataset_name, load_split
+from appworld_adapter.ground_truth import EXECUTION_SUCCESSFUL, load_solution
+from appworld_adapter.prompt import Prompt, TaskCard, task_lines
 from loop_contrib.ground_truth.scripted import scripted_rollout
 from loop_formats.run_files import COLLECTIONS, write_rollouts
 from loop_recipes.config.arguments import verb_parser
@@ -28,32 +31,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--split", default="train", help="split of the tasks (train)")
     parser.add_argument("--prompt", default="loop", help="the prompt that the policy is served with (loop)")
-    parser.add_argument("--environment", default="appworld", metavar="NAME", help="environment of the tasks (appworld)")
     options = parser.parse_args(arguments)
-    wanted = (options.environment, options.world, options.split, options.model, options.prompt, options.out)
+    wanted = (options.world, options.split, options.model, options.prompt, options.out)
     errors = (ValueError, OSError, EnvironmentFault)
     return exit_status(parser.prog, lambda: f"written: {write_ground_truth(*wanted)}", errors)
 
 
-def write_ground_truth(environment: str, world: Path, split: str, model: Path, prompt: str, out: Path) -> Path:
+def write_ground_truth(world: Path, split: str, model: Path, prompt: str, out: Path) -> Path:
     """Write one rollout for each task of ``split``. Return the path of the log.
 
     Raises:
         ValueError, OSError, EnvironmentFault: the world, split, tokenizer, prompt or a task's solution is missing.
     """
-    tokens = open_chat(model)
-    dataset, solutions = solutions_of(environment, world, split, prompt, tokens.spans)
+    tokens, template = open_chat(model), Prompt(prompt)
     collection = f"ground-truth-{split.replace(':', '-').replace(',', '')}"
-    rollouts = [
-        scripted_rollout(
-            tokens,
-            solution.opening,
-            solution.steps,
-            collection=collection,
-            task_id=solution.task_id,
-            dataset=dataset,
-            server="ground truth",
+    dataset, rollouts = dataset_name(world), []
+    for task in load_split(world, split):
+        card = TaskCard.load(world, task)
+        success = observation(EXECUTION_SUCCESSFUL, task_lines(card), len(EXECUTION_SUCCESSFUL), tokens.spans)
+        steps = [(turn.action, success) for turn in load_solution(world, task)]
+        opening = template.messages(card)
+        rollouts.append(
+            scripted_rollout(
+                tokens, opening, steps, collection=collection, task_id=task, dataset=dataset, server="ground truth"
+            )
         )
-        for solution in solutions
-    ]
     return write_rollouts(out / COLLECTIONS, collection, rollouts)

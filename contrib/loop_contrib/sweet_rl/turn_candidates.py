@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -20,6 +19,7 @@ from loop_contrib.turn_pairs import TurnPair, turns_of
 from loop_formats.branch import Branch
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
+from loop_plumbing.grouping import grouped
 from loop_recipes.rollouts.branching import HowToSample, branch_requests, read_continuations
 from loop_recipes.rollouts.source import CollectionSource
 from rollout_server.client import CollectionFailed
@@ -37,11 +37,8 @@ def candidate_requests(rollouts: Sequence[Rollout], every: int, how: HowToSample
     A request has a single limit of turns, so each request is for turns with one number. The node also plays the
     candidate in the world. This step is not needed.
     """
-    of_number: defaultdict[int, list[Rollout]] = defaultdict(list)
-    for rollout in rollouts:
-        before = rollout.turns_before
-        for turn in range(before, before + len(rollout.turns), every):
-            of_number[turn].append(rollout)
+    spans = [(each, range(each.turns_before, each.turns_before + len(each.turns), every)) for each in rollouts]
+    of_number = grouped((turn, rollout) for rollout, turns in spans for turn in turns)
     requests: list[CollectionRequest] = []
     for turn, members in sorted(of_number.items()):
         one_turn = dataclasses.replace(how, limits=dataclasses.replace(how.limits, max_turns=turn + 1))

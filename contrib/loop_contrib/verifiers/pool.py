@@ -115,7 +115,6 @@ class VerifiersPool:
         max_worlds: most episodes at a time.
     """
 
-    is_harness = True
     description = Description(behavior=(TOOLS_BEHAVIOR,))
     runs_elsewhere = False
 

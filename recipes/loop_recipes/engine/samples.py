@@ -20,6 +20,7 @@ from torch import Tensor
 
 from loop_formats.rollout import Rollout
 from loop_formats.schema import require
+from loop_plumbing.grouping import grouped
 from loop_recipes.config.loop_config import AS_GRADED, UpdateConfig
 
 
@@ -175,10 +176,7 @@ AnySample = TypeVar("AnySample", bound=Sample)
 
 def episodes(samples: Iterable[AnySample]) -> list[list[AnySample]]:
     """Group the samples by episode, in the order of each episode's first sample."""
-    by_episode: dict[str, list[AnySample]] = {}
-    for sample in samples:
-        by_episode.setdefault(sample.episode, []).append(sample)
-    return list(by_episode.values())
+    return list(grouped((sample.episode, sample) for sample in samples).values())
 
 
 def credited(members: Sequence[Sample], advantage: float, pair: str = "") -> list[CreditedSample]:

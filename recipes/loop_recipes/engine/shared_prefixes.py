@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from loop_plumbing.grouping import grouped
 from loop_recipes.engine.samples import AnySample, Sample
 
 MOST_KEYS = 8
@@ -115,9 +116,7 @@ def units(samples: Sequence[AnySample], token_budget: int) -> list[tuple[list[An
 
 def _episodes(samples: Sequence[Sample]) -> list[list[int]]:
     """Return the numbers of each episode's sequences, longest first."""
-    by_episode: dict[str, list[int]] = {}
-    for number, sample in enumerate(samples):
-        by_episode.setdefault(sample.episode, []).append(number)
+    by_episode = grouped((sample.episode, number) for number, sample in enumerate(samples))
     return [sorted(members, key=lambda number: -samples[number].tokens) for members in by_episode.values()]
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from agent_environments.pool_metadata import keeping_states, keeps_states
+from agent_environments.protocol import PoolWithFinalStates, pool_class
 from loop_formats.collection_request import Limits, Sampling
 from loop_formats.places import run_meant
 from loop_formats.run_files import ADAPTER_FILES, adapter_digest, in_order, is_adapter, newest_adapter
@@ -126,7 +126,8 @@ class EvalConfig(WithNode):
                 f"node.model.max_context, {served.max_context}",
             )
             if self.final_states:
-                require(keeps_states(environment), f"final_states: environment {environment!r} keeps no final states")
+                keeps = isinstance(pool_class(environment), PoolWithFinalStates)
+                require(keeps, f"final_states: environment {environment!r} keeps no final states")
         else:
             require(
                 not any(policy.endpoint for policy in self.policies),
@@ -160,12 +161,6 @@ class EvalConfig(WithNode):
             "environment": [environment.name, _without_where(environment.options)],
         }
 
-    @property
-    def metadata_root(self) -> Path | None:
-        """Return the folder that holds ``data/`` with the difficulties: the root of the config's node."""
-        root = self.environment.options.get("root") if self.environment else None
-        return Path(root) if root else None
-
 
 def _without_where(options: Any) -> Any:
     """Drop the options that only say where things run (:data:`_WHERE`), also in nested environments."""
@@ -176,10 +171,10 @@ def _without_where(options: Any) -> Any:
 
 def child_node_config(config: EvalConfig, worlds: Path) -> NodeConfig:
     """Return the configuration of a launched node; with ``final_states`` it keeps final states in ``worlds``."""
-    node = config.child
-    if not config.final_states:
+    node, pool = config.child, pool_class(config.child.environment.name)
+    if not (config.final_states and isinstance(pool, PoolWithFinalStates)):
         return node
-    options = keeping_states(node.environment.name, node.environment.options, worlds)
+    options = pool.keeping_states(node.environment.options, worlds)
     return replace(node, environment=replace(node.environment, options=options))
 
 

@@ -46,7 +46,6 @@ class TaskResult:
     sampled_tokens: int = 0
     seconds: float = 0.0
     failed_requirements: list[str] = field(default_factory=list)
-    tampered: str | None = None
     behavior: dict[str, int] | None = None
     failure: str | None = None
     solved: bool | None = None
@@ -84,7 +83,6 @@ class TaskResult:
             sampled_tokens=sum(sequence.sampled_tokens for sequence in sequences),
             seconds=rollout.seconds,
             failed_requirements=[item["text"] for item in rollout.requirements if not item["passed"]],
-            tampered=rollout.tampered,
             behavior=environment.counts(rollout.task_id, sequence_texts(sequences)),
             solved=environment.solved(rollout.task_id, rollout.success, rollout.end_reason),
             broke=rollout.broke,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,6 +14,7 @@ from loop_formats.run_files import copy_folder
 from loop_recipes.engine.model import DTYPES
 from loop_recipes.engine.peft_export import read_adapter
 from model_families.base_model import BaseModel
+from model_families.decoder.weights import read_tensors
 from model_families.families.general_model import module_of
 from model_families.weights.weight_files import INDEX, SAFETENSORS, weight_files
 
@@ -61,7 +60,7 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
     size = 0
     for number, file in enumerate(files, start=1):
         name = SAFETENSORS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        written = {key: merged(key, tensor).contiguous() for key, tensor in _tensors(file)}
+        written = {key: merged(key, tensor).contiguous() for key, tensor in read_tensors(file)}
         save_file(written, folder / name, metadata={"format": "pt"})
         places |= dict.fromkeys(written, name)
         size += sum(tensor.nbytes for tensor in written.values())
@@ -79,16 +78,6 @@ def merge(base_folder: Path, adapter_folder: Path, folder: Path, dtype: str) -> 
                 (copy_folder if path.is_dir() else shutil.copyfile)(path, folder / path.name)
     _set_type(settings, str(target).removeprefix("torch."))
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor of a file with its name."""
-    try:
-        with safe_open(file, framework="pt", device="cpu") as content:
-            for name in content.keys():  # noqa: SIM118
-                yield name, content.get_tensor(name)
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}; copy it anew") from error
 
 
 def _set_type(settings: dict[str, object], dtype: str) -> None:

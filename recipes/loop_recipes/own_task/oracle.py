@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message
+from agent_environments.protocol import EnvironmentFault, EnvironmentPool, Message, PoolWithExpert
 from loop_plumbing.breakage import error_line
 from loop_plumbing.separate_task import result_of
 from loop_recipes.own_task.play import Agent, Played, play_task, quiet
@@ -152,9 +152,9 @@ async def _ask(pool: Any, solves: bool, tasks: Callable[[], Sequence[str]], most
     return oracle
 
 
-async def _try_expert(pool: Any, oracle: Oracle, task_id: str) -> None:
+async def _try_expert(pool: EnvironmentPool, oracle: Oracle, task_id: str) -> None:
     oracle.tried = [EXPERT]
-    if not hasattr(pool, "expert"):
+    if not isinstance(pool, PoolWithExpert):
         oracle.untried[task_id] = "the environment has no expert"
         return
     try:

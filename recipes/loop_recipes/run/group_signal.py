@@ -10,17 +10,16 @@ import bisect
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+from loop_plumbing.grouping import grouped
+
 Groups: TypeAlias = Mapping[str, Mapping[str, int]]
 """``"3/8"``, for tasks of which 3 of 8 rollouts were solved -> ``groups``, and of these ``with_signal``."""
 
 
 def groups_by_solved(episodes: Iterable[tuple[str, bool, float]]) -> Groups:
     """Count groups by the share solved, from each episode's (task, success, return). Unequal returns are signal."""
-    tasks: dict[str, list[tuple[bool, float]]] = {}
-    for task, solved, paid in episodes:
-        tasks.setdefault(task, []).append((solved, paid))
     tally: dict[str, dict[str, int]] = {}
-    for group in tasks.values():
+    for group in grouped((task, (solved, paid)) for task, solved, paid in episodes).values():
         counts = tally.setdefault(f"{sum(solved for solved, _ in group)}/{len(group)}", {"groups": 0, "with_signal": 0})
         counts["groups"] += 1
         counts["with_signal"] += len({paid for _, paid in group}) > 1

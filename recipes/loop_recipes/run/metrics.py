@@ -16,12 +16,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_environments.description import DEFAULT_DESCRIPTION, Behavior, Description, episode_counts
+from agent_environments.description import DEFAULT_DESCRIPTION, Description, episode_counts
 from loop_formats.rollout import Rollout, by_episode, sequence_texts
 from loop_formats.run_files import append_to, to_json, write_whole, writing
 from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import error_line
+from loop_plumbing.grouping import grouped
 
 if TYPE_CHECKING:
     from loop_recipes.run.trackers import Trackers
@@ -298,9 +299,7 @@ def _stated(rollouts: list[Rollout]) -> dict[str, dict[str, dict[str, float]]]:
 
 def environment_metrics(rollouts: list[Rollout], environment: Description = DEFAULT_DESCRIPTION) -> dict[str, Any]:
     """Return the figures of each environment of a mixture, by name; {} without a mixture."""
-    by_environment: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        by_environment.setdefault(environment.environment_of(rollout.task_id), []).append(rollout)
+    by_environment = grouped((environment.environment_of(rollout.task_id), rollout) for rollout in rollouts)
     if by_environment.keys() <= {""}:
         return {}
     keys = ("rollouts", "reward", "success", "completed", "turns", "tokens")
@@ -313,10 +312,8 @@ def behavior_metrics(rollouts: list[Rollout], environment: Description = DEFAULT
 
     A figure whose computing raises does not end the run: it is left out, counted and logged.
     """
-    episodes: dict[Behavior, list[list[Rollout]]] = {}
-    for sequences in by_episode(rollout for rollout in rollouts if rollout.messages):
-        for behavior in environment.behaviors(sequences[0].task_id):
-            episodes.setdefault(behavior, []).append(sequences)
+    with_text = by_episode(rollout for rollout in rollouts if rollout.messages)
+    episodes = grouped((behavior, each) for each in with_text for behavior in environment.behaviors(each[0].task_id))
     metrics: dict[str, float] = {}
     broken = 0
     for behavior, concerned in episodes.items():

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agent_environments.pool_metadata import packages_of
+from agent_environments.protocol import PoolWithPackages, pool_class
 from loop_formats.run_files import append_to, to_json, writing
 from loop_plumbing.start import launched
 from loop_recipes.paths import loop_package
@@ -39,7 +39,15 @@ def package_versions(environment: EnvironmentConfig | None = None) -> dict[str, 
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    return versions if environment is None else versions | packages_of(environment.name, environment.options)
+    return versions | environment_packages(environment)
+
+
+def environment_packages(environment: EnvironmentConfig | None) -> dict[str, str]:
+    """Return the versions of packages that an environment uses under another interpreter; {} if it states none."""
+    if environment is None:
+        return {}
+    pool = pool_class(environment.name)
+    return pool.packages(environment.options) if isinstance(pool, PoolWithPackages) else {}
 
 
 def code_version() -> str | None:

@@ -171,11 +171,11 @@ async def test_a_command_without_an_answer_is_to_blame_if_others_get_one(is_ther
 
 async def test_what_a_world_grades_is_bounded():
     many = [{"text": "x" * 5000, "passed": True}] * 5000
-    graded = {**GRADED, "requirements": many, "ungradable": "y" * 5000, "tampered": "z" * 5000}
+    graded = {**GRADED, "requirements": many, "ungradable": "y" * 5000}
     environment, _ = await play(ScriptedPool([None, None, graded]), "one")
     grade = await environment.grade()
     assert len(grade.requirements) == plain_values.MOST_ITEMS
-    texts = [grade.ungradable, grade.tampered, *(requirement.text for requirement in grade.requirements)]
+    texts = [grade.ungradable, *(requirement.text for requirement in grade.requirements)]
     assert {len(text) for text in texts} == {plain_values.MOST_CHARACTERS}
 
 

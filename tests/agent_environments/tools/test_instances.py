@@ -247,4 +247,4 @@ async def test_a_grade_of_numpys_numbers_comes_as_pythons_own(one):
         assert {type(grade.success), type(grade.requirements[0].passed)} == {bool}
     async with begun_episode(pool, "task1") as environment:
         await environment.step("object")
-        assert "Grade.tampered" in (await environment.grade()).ungradable
+        assert "Grade.ungradable" in (await environment.grade()).ungradable

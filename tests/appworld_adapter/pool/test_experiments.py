@@ -5,8 +5,9 @@ from hashlib import sha256
 
 import pytest
 
-from agent_environments.pool_metadata import FinalState, FinishedRuns, MissingState, write_states
-from appworld_adapter.pool.experiments import write_experiments
+from agent_environments.protocol import EnvironmentFault, FinishedRuns
+from appworld_adapter.pool.experiments import split_name, write_experiments
+from appworld_adapter.pool.forked import AppWorldPool
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def write(states, dataset, tmp_path):
 
 
 def test_a_state_that_does_not_count_is_the_start_of_its_task(dataset, tmp_path):
-    states = [FinalState(task, run, None) for run in range(2) for task in ("a_1", "a_2")]
+    states = {(task, run): None for run in range(2) for task in ("a_1", "a_2")}
     names = write(states, dataset, tmp_path)
     assert names == [f"before-1-{sha256(b'before+1').hexdigest()[:6]}-t0-top-p0-9-run{run}_dev" for run in range(2)]
     assert (tmp_path / "out/data/tasks").is_dir()
@@ -37,20 +38,18 @@ def test_a_state_that_does_not_count_is_the_start_of_its_task(dataset, tmp_path)
 
 
 def test_a_state_that_was_not_kept_is_named(dataset, tmp_path):
-    with pytest.raises(MissingState, match=r"the final state of c/a_1/0\.0 is not in"):
-        write([FinalState("a_1", 0, "c/a_1/0.0")], dataset, tmp_path)
+    with pytest.raises(EnvironmentFault, match=r"the final state of c/a_1/0\.0 is not in"):
+        write({("a_1", 0): "c/a_1/0.0"}, dataset, tmp_path)
 
 
 @pytest.mark.fault("AppWorld's layout of chosen tasks")
 @pytest.mark.parametrize("split", ["chosen", "train:1,2", "dev"])
 def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_path, split):
     """`appworld evaluate NAME SPLIT --root OUT` reads OUT/data/datasets/SPLIT.txt."""
-    from appworld_adapter.pool.experiments import split_name
-
     name = split_name(split)
     assert re.fullmatch("[a-z0-9_]+", name)
     for tasks in (["a_2", "a_1"], ["a_2"]):
-        states = [FinalState(task, run, None) for run in range(2) for task in tasks]
+        states = {(task, run): None for run in range(2) for task in tasks}
         out = tmp_path / "out"
         names = write_experiments(FinishedRuns("base", "T=0", split, states), tmp_path / "kept", dataset, out)
         assert [each.endswith(f"_{name}") for each in names] == [True, True]
@@ -60,19 +59,18 @@ def test_the_engine_finds_the_tasks_by_the_name_that_is_printed(dataset, tmp_pat
     assert sorted(path.name for path in (dataset / "data/datasets").iterdir()) == ["dev.txt"], "theirs is left alone"
 
 
-def test_an_evaluation_writes_them_by_the_name_of_the_environment(dataset, tmp_path):
-    states = [FinalState(task, 0, None) for task in ("a_1", "a_2")]
+def test_a_pool_writes_them_and_names_the_command_that_reads_them(dataset, tmp_path):
     out = tmp_path / "out"
-    runs = FinishedRuns("base", "T=0", "chosen", states)
-    lines = write_states("appworld", {"root": str(dataset)}, runs, tmp_path / "kept", out)
+    runs = FinishedRuns("base", "T=0", "chosen", {("a_1", 0): None, ("a_2", 0): None})
+    lines = AppWorldPool.write_states({"root": str(dataset)}, runs, tmp_path / "kept", out)
     assert lines == [f"appworld evaluate base-t0-run0_chosen chosen --root {out}"]
     assert (out / "experiments/outputs/base-t0-run0_chosen/tasks/a_1/dbs/start.jsonl").read_text() == "start"
 
 
 @pytest.mark.fault("the same file, model, adapter or run in another place is taken for another")
 def test_policies_of_other_names_have_other_experiments(dataset, tmp_path):
-    policies, state = ["v1.0", "v1-0", "v1_0", "V1-0", "v1--0", "v1+0"], FinalState("a_1", 0, None)
-    runs = [FinishedRuns(policy, "T=0", "dev", [state]) for policy in policies]
+    policies = ["v1.0", "v1-0", "v1_0", "V1-0", "v1--0", "v1+0"]
+    runs = [FinishedRuns(policy, "T=0", "dev", {("a_1", 0): None}) for policy in policies]
     names = {name for each in runs for name in write_experiments(each, tmp_path, dataset, tmp_path / "out")}
     assert len(names) == len(policies)
     assert "v1-0-t0-run0_dev" in names

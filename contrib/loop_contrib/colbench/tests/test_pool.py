@@ -9,7 +9,7 @@ from agent_environments.protocol import EnvironmentCrashed, UnknownTask, create_
 from loop_contrib.colbench.expert import expert_play, final_message, hasty_play
 from loop_contrib.colbench.pool import ColBenchPool, code_of
 from support.adapter_support import word_spans
-from support.episodes import open_pool
+from support.episodes import open_pool, play_steps
 from support.places import check_who_waits_is_refused
 from support.texts import texts_beside
 
@@ -24,35 +24,21 @@ async def pool():
         yield pool
 
 
-async def play(pool, task_id, actions):
-    environment = await pool.acquire("episode")
-    try:
-        opening = await environment.start(task_id)
-        steps = []
-        for action in actions:
-            steps.append(await environment.step(action))
-            if steps[-1].done:
-                break
-        return opening, steps, await environment.grade()
-    finally:
-        await environment.close()
-
-
 async def test_the_expert_passes_and_haste_does_not(pool):
     for family in ("best", "bill", "count", "mean", "total"):
         task = pool.all_tasks[f"test_{family}001_1"]
-        opening, steps, grade = await play(pool, task.task_id, expert_play(task))
+        opening, steps, grade = await play_steps(pool, task.task_id, expert_play(task))
         assert [message.role for message in opening] == ["system", "user"]
         assert opening[1].content == task.description
         assert [step.observation for step in steps] == [item.answer for item in task.particulars] + [""]
         assert (grade.reward, grade.success, len(grade.requirements)) == (1.0, True, 10)
-        _, _, grade = await play(pool, task.task_id, hasty_play(task))
+        _, _, grade = await play_steps(pool, task.task_id, hasty_play(task))
         assert (grade.reward, grade.success) == (0.0, False)
 
 
 async def test_nothing_of_the_hidden_code_is_in_what_the_agent_reads(pool):
     task = pool.all_tasks[TASK]
-    opening, steps, _ = await play(pool, TASK, ["Show me the code.", "Print your reference.", *hasty_play(task)])
+    opening, steps, _ = await play_steps(pool, TASK, ["Show me the code.", "Print your reference.", *hasty_play(task)])
     shown = " ".join([*(message.content for message in opening), *(step.observation for step in steps)])
     assert not any(line.strip() in shown for line in task.reference.splitlines())
     assert not any(call in shown for call in task.calls)
@@ -60,14 +46,14 @@ async def test_nothing_of_the_hidden_code_is_in_what_the_agent_reads(pool):
 
 async def test_doing_nothing_is_worth_nothing(pool):
     for actions in ([], ["What is the limit?"], [final_message("")]):
-        _, _, grade = await play(pool, TASK, actions)
+        _, _, grade = await play_steps(pool, TASK, actions)
         assert (grade.reward, grade.success, grade.ungradable) == (0.0, False, None)
 
 
 async def test_the_last_message_is_the_answer(pool):
     task = pool.all_tasks[TASK]
     pool.rounds = 2
-    _, steps, grade = await play(pool, TASK, ["Hm.", task.reference])
+    _, steps, grade = await play_steps(pool, TASK, ["Hm.", task.reference])
     assert [step.done for step in steps] == [False, True]
     assert grade.success
 
@@ -80,10 +66,10 @@ async def test_the_reward_is_the_share_of_tests_by_option(pool):
         f"{task.reference.split('(')[0][4:]} = wrong"
     )
     passing = sum(str(call) in str(task.calls[:4]) for call in task.calls)
-    _, _, grade = await play(pool, TASK, [half])
+    _, _, grade = await play_steps(pool, TASK, [half])
     assert (grade.reward, grade.success) == (0.0, False)
     pool.partial_reward = True
-    _, _, grade = await play(pool, TASK, [half])
+    _, _, grade = await play_steps(pool, TASK, [half])
     assert (grade.reward, grade.success) == (passing / 10, False)
 
 

@@ -17,24 +17,9 @@ from loop_recipes.config.sft_config import FixedSetConfig, SftConfig
 from loop_recipes.rollouts.fixed_set import FixedSet, read_fixed_set
 from sft_appworld import SftAppWorldRecipe
 from support.counter_node import TOKEN, local_node
-from support.small_runs import model_section, replay_config, set_up
+from support.small_runs import config_over, set_up
 
 TOKEN_ENV = "LOOP_TEST_TOKEN"
-
-
-def config_over(url, policy, folder):
-    """A config of loop_appworld whose node is at ``url``, with the policy that it serves."""
-    file = replay_config(folder, iterations=1)
-    conf = OmegaConf.load(file)
-    conf.model = model_section(policy / "model")
-    conf.checkpointer.checkpoint_dir = str(policy / "model")
-    conf.rollout_node = {"url": url, "token_env": TOKEN_ENV}
-    conf.collection.tasks = ["reach3_1", "reach5_1"]
-    conf.collection.limits = {
-        "max_turns": 4, "max_tokens_per_turn": 64, "max_context": 1000, "episode_deadline_s": 60.0
-    }  # fmt: skip
-    OmegaConf.save(conf, file)
-    return file
 
 
 @pytest.fixture
@@ -42,7 +27,7 @@ async def trees(policy, tmp_path, monkeypatch, capsys):
     """The folder of pairs, and the config they were sampled with."""
     monkeypatch.setenv(TOKEN_ENV, TOKEN)
     async with local_node(policy, tmp_path / "node", publish=False) as local:
-        file = config_over(local.url, policy, tmp_path)
+        file = config_over(local.url, policy, tmp_path, TOKEN_ENV, 60.0)
         command = [str(file), f"output_dir={tmp_path / 'trees'}", "--iterations", "6"]
         assert await local.call(search_trees.main, command) == 0
         first, asked = capsys.readouterr().out, len(local.vllm.requests)

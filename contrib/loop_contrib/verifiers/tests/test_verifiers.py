@@ -15,9 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agent_environments.guarded_environment import GuardedEnvironment
-from agent_environments.program_pool import ProgramPool
 from agent_environments.program_protocol import Connection
-from agent_environments.protocol import EnvironmentCrashed, UnknownTask, is_harness
+from agent_environments.protocol import EnvironmentCrashed, ProgramPool, UnknownTask, is_harness
 from loop_contrib.verifiers.pool import VerifiersPool
 from support.adapter_support import word_spans
 from support.counter_node import counter_request, local_node

@@ -2,8 +2,8 @@
 
     python textcraft_world.py MEMORY_MB ... SOCKET
 
-Runs under the world's own interpreter, so it imports the standard library only. A worker file holds a
-:class:`WorkerWorld` and ends in ``serve(ThatWorld)``.
+Runs under the world's own interpreter, so it imports the standard library only. A worker file lies in
+this folder, holds a :class:`WorkerWorld` and ends in ``serve(ThatWorld)``.
 
 A request is ``{"op": ..., ...}``, and gets one answer, ``{"ok": {...}}`` or ``{"error": "..."}``:
 
@@ -72,7 +72,8 @@ class WorkerEpisode(Protocol):
 
 
 class WorkerWorld(Protocol):
-    """A kind of world. ``instructions`` tell the agent what it can do; they are the same for all tasks.
+    """A kind of world. ``instructions`` tell the agent what it can do; they are the same for all tasks. The pool adds
+    how a turn gives its command.
 
     A world with tool calls also has ``tools``, the schemas of its tools. A world that checks its own tasks also has
     ``notes()``, sentences for the user. The world is made once, before processes are forked from it. A world that

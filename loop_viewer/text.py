@@ -10,6 +10,7 @@ from loop_plumbing.sanitize import sanitize
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
 from loop_viewer.sound_lines import first_of
+from loop_viewer.summaries import cut
 
 
 def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
@@ -43,7 +44,7 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
             continue
         for name_of_task, group in sorted(grouped((entry["task"], entry) for entry in first).items()):
             yield f"{sanitize(name_of_task)}: {_figures(group)}"
-            yield f"    {sanitize(group[0]['asks'], 72)}"
+            yield f"    {cut(sanitize(group[0]['asks']), 72)}"
     if damage:
         raise ValueError(first_of(damage))
     if not task and not any_rollout:

@@ -153,7 +153,7 @@ function TurnStrip({ rollout }) {
 function Action({ text, reasoning, number, turn, place, rollout }) {
   const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
   const thinking = turn?.thinking_tokens ? ` (${turn.thinking_tokens} thinking${turn.cut_in_thinking ? ", cut off there" : ""})` : "";
-  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · ${turnSeconds(turn)} · policy version ${turn.policy_version}${turn.reward === null || turn.reward === undefined ? "" : ` · reward ${turn.reward}`}` : `turn ${number} ${origin}`;
+  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · ${turnSeconds(turn)} · ${policyFact(rollout, turn.policy_version).join(" ")}${turn.reward === null || turn.reward === undefined ? "" : ` · reward ${turn.reward}`}` : `turn ${number} ${origin}`;
   const cut = turn?.finish_reason === "length";
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);

@@ -375,6 +375,7 @@ function TaskColumns({ collection, group }) {
   const opening = first.value ? first.value.messages.slice(0, openingOf(first.value)) : [];
   return html`${opening.length > 0 && html`<${Opening} folded=${opening.slice(0, -1)} task=${opening.at(-1)} />`}
     <${CallSequences} group=${group} collection=${collection} />
+    ${group.length > 1 && html`<p class="quiet">${group.length} rollouts side by side: scroll to the right, or press j and k, to go through them</p>`}
     <div class="columns" style=${{ "--rows": rows }}>
       ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} opening=${opening} />`)}
     </div>`;
@@ -442,8 +443,8 @@ function AgainstPage({ collection, other, run }) {
     <td class="change">${written(AGAINST_COLUMNS.change, each)}, <a href=${link("beside", collection, each.sides[0][0].cursor, other, each.sides[1][0].cursor)}>side by side</a></td>
   </tr>`;
   return html`<section>
-    <p id="gained">Of ${rows.length} tasks, <bdi>${nameOf(other)}</bdi> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
-      against <bdi>${nameOf(collection)}</bdi>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
+    <p id="gained">Of ${rows.length} tasks, <b><bdi>${nameOf(other)}</bdi></b> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
+      against <b><bdi>${nameOf(collection)}</bdi></b>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
     <${LongTable} rows=${sortedRows(rows, AGAINST_COLUMNS[sort.order], sort.backwards)} row=${row} height=${TASK_HEIGHT} className="wide">
       <${Headings} columns=${columns} ...${sort} onOrder=${setSort} /><//>
   </section>`;
@@ -531,7 +532,7 @@ function RolloutPage({ collection, collections, cursor, view, stamp, onShown }) 
     turns: own.turns,
     tokens: own.tokens.toLocaleString(),
     temperature: rollout.temperature,
-    "policy version": [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "),
+    ...Object.fromEntries([policyFact(rollout, [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "))]),
     seconds: fixed(rollout.seconds, 1),
     ...(own.segments > 1 && { sequences: own.segments }),
   };

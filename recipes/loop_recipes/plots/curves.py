@@ -161,16 +161,16 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
     """Plot reward and success over iterations; diamonds are evaluations on dev tasks. If there are too many curves for
     one panel, each has its own."""
     apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
-    figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True, sharey=True)
+    figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True)
     for place, (key, title) in enumerate(titles.items()):
         for number, curve in enumerate(curves):
             axes, colour = grid.flat[number if apart else place], _colour(place if apart else number)
-            label = title if apart else curve.label
+            label, scale = (title, "0 to 1") if apart else (curve.label, f"{key}, 0 to 1")
             draw(axes, curve, key, colour, label=label)
             evaluated, values = _dev_scores(curve, key)
             if values.size:
                 axes.plot(evaluated, values, "D--", color=colour, ms=5, lw=1, label=f"{label}, dev")
-            axes.set(title=curve.label if apart else title, ylabel="0 to 1", ylim=(-0.02, 1.02))
+            axes.set(title=curve.label if apart else title, ylabel=scale, ylim=(-0.02, 1.02))
     seeds = max(len(curve.runs) for curve in curves)
     notes = [_averaged(curves, "reward")]
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []

@@ -85,4 +85,4 @@ def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
         marks += ["cut off by the limit of tokens"] if turn and turn["finish_reason"] == "length" else []
         marks += ["failed"] if turn and turn["failed"] else []
         yield f"\n--- {message['role']}{' (' * bool(marks)}{', '.join(marks)}{')' * bool(marks)}"
-        yield sanitize(message["content"])
+        yield sanitize(message["content"]) or "(an empty message)"

@@ -81,7 +81,7 @@ function Observation({ text, ofFailed }) {
   const failed = ofFailed || /^(Execution failed\.|Error:|Traceback \(most recent call last\):)/.test(text);
   return html`<div class=${`message user ${failed ? "failed" : ""}`}>
     <div class="role">${failed ? "output: failed" : "output"}</div>
-    <${LongText} text=${output} className="output" />
+    ${output ? html`<${LongText} text=${output} className="output" />` : html`<p class="quiet">(an empty message)</p>`}
     ${output !== text && html`<details><summary>reminder</summary><${LongText} text=${text.slice(output.length + 1)} /></details>`}
   </div>`;
 }

@@ -137,14 +137,13 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
         StoppedAsAsked: the same, and the command on this terminal ended with status 0.
     """
     grace = GRACE_S if log else LONGEST_UPDATE_S
-    apart = log is None and "ipykernel" not in sys.modules  # a notebook shows standard error as if it were a fault
     guard = [sys.executable, "-I", process_guard.__file__, str(os.getpid()), str(grace)]
     with _opened(log) as file, _handled(signal.default_int_handler, signal.SIGTERM):
         process = subprocess.Popen(
             [*guard, *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
-            stderr=None if apart else subprocess.STDOUT,
+            stderr=None if log is None and "ipykernel" not in sys.modules else subprocess.STDOUT,  # a kernel's is red
             process_group=0,
         )
         try:

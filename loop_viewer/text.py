@@ -37,7 +37,7 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
         if not first:
             continue
         any_rollout = True
-        yield f"# {name}: {_figures(first)}"
+        yield f"# {item['name']}: {_figures(first)}"
         if task:
             for entry in entries:
                 yield from _rollout(run.rollout(name, entry["cursor"]))

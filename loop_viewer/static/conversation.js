@@ -137,7 +137,8 @@ function TurnStrip({ rollout }) {
   // Where most turns are cut, the colour would say nothing.
   const isCut = (turn) => turn.finish_reason === "length";
   const rare = rollout.turns.filter(isCut).length <= Math.max(1, rollout.turns.length / 2);
-  return html`<div class="strip" role="group" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
+  return html`<div class="quiet">turns, as wide as their seconds${rollout.turns.some((turn) => turn.failed) && "; red: failed"}</div>
+    <div class="strip" role="group" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
     const state = turn.failed ? "red" : isCut(turn) && rare ? "amber" : "";
     const title = `turn ${before + place + 1}${turn.failed ? ", failed" : ""}${isCut(turn) ? ", cut off" : ""}: ${turnSeconds(turn)}`;
     const goTo = () => {

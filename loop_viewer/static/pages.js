@@ -162,6 +162,7 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
+const CELLS = "rollouts: reward or ✓, turns, advantage; dashed: a limit ended it";
 function RolloutCell({ collection, entry, here }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
   const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns${advantageOf(entry, ", advantage ")}`;
@@ -312,7 +313,7 @@ function TaskTable({ collection, tasks, failures, settings, onOrder }) {
     <td class=${failed ? "attempts" : "attempts none"} title=${attemptsByTask({ [task]: failures[task] || {} })}>${failed}</td>
     <td><div class="cells">${group.map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
   </tr>`;
-  const columns = { ...TASK_COLUMNS, rollout: { heading: "rollouts: reward or ✓, turns, advantage" } };
+  const columns = { ...TASK_COLUMNS, rollout: { heading: CELLS } };
   return html`<${LongTable} rows=${tasks} row=${row} height=${TASK_HEIGHT} className="wide tasks">
     <${Headings} columns=${columns} order=${settings.order} backwards=${settings.backwards} onOrder=${onOrder} /><//>`;
 }
@@ -399,7 +400,7 @@ function EverywherePage({ task, run }) {
     ${rows.length > 0 && html`<p><bdi>${rows[0].group[0].asks}</bdi></p>`}
     <p class="quiet">${rows.length ? "Tick two rollouts to set them beside each other." : "No collection has a rollout of this task."}</p>
     <table class="wide">
-      <thead><tr><th>collection</th><th>mean reward</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
+      <thead><tr><th>collection</th><th>mean reward</th><th>${CELLS}</th></tr></thead>
       <tbody>${rows.map(({ id, name, group }) => html`<tr key=${id}>
         <td><a class="stop" href=${link("c", id, "t", task)}><bdi>${name}</bdi></a></td>
         <td>${fixed(group.reduce((sum, entry) => sum + entry.reward, 0) / group.length)}</td>

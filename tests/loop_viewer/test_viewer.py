@@ -564,7 +564,7 @@ def test_a_run_is_read_without_a_browser(run_folder, capsys):
     assert capsys.readouterr().err.endswith(f"did you mean {run_folder}?\n")
     entries = opened(run_folder).summaries("demo-i0001")
     solved = sum(entry["success"] for entry in entries)
-    assert f"# demo-i0001: 24 rollouts, {solved} solved, mean reward " in listed
+    assert f"# iteration 1: 24 rollouts, {solved} solved, mean reward " in listed
     assert "task0_1: 6 rollouts, " in listed
     assert main([str(run_folder), "--text", "task0_1"]) == 0
     shown = capsys.readouterr().out

@@ -122,7 +122,7 @@ async def in_browser(folder: Path, rollouts: int) -> dict[str, float]:
         await _settle(page, "th[aria-sort=descending]", "tokens")
         figures["order"] = await _cpu(system) - before
         before = await _cpu(system)
-        await page.get_by_role("button", name="turned round").click()
+        await page.get_by_role("button", name="reverse").click()
         await _settle(page, "th[aria-sort=ascending]", "tokens")
         figures["way"] = await _cpu(system) - before
         before = await _cpu(system)

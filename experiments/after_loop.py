@@ -230,17 +230,21 @@ def table(records: Mapping[str, Sequence[Record]], environment: Description) -> 
 
 
 def picture(records: Mapping[str, Sequence[Record]], path: Path, environment: Description) -> None:
-    """Draw the held-out success of each arm with its interval, and its seeds as dots."""
+    """Draw the held-out success of each arm with its interval, and its seeds as dots; the head names the dataset."""
     drawing, axes = plt.subplots(figsize=(7.5, 0.45 * len(records) + 1))
     for row, seeds in enumerate(records.values()):
         score = held_out_score((each.results for each in seeds), environment).success
         reach = [[score.mean - score.interval.low], [score.interval.high - score.mean]]
-        axes.errorbar(score.mean, row, xerr=reach, fmt="s", color="#0072B2", capsize=3)
+        mean = axes.errorbar(score.mean, row, xerr=reach, fmt="s", color="#0072B2", capsize=3)
         dots = [100 * statistics.fmean(result.success for result in each.results) for each in seeds]
-        axes.plot(dots, [row] * len(dots), "o", color="#D55E00", ms=4, alpha=0.7)
+        (dot,) = axes.plot(dots, [row] * len(dots), "o", color="#D55E00", ms=4, alpha=0.7)
     axes.set_yticks(range(len(records)), [ARMS[name].label for name in records])
     axes.invert_yaxis()
-    axes.set_xlabel("held-out success, %: mean with its interval over scenarios, and each seed")
+    axes.set_xlabel("held-out success, %")
+    names = ["mean of the seeds, 95% interval over scenarios", "a seed"]
+    drawing.legend(handles=[mean, dot], labels=names, loc="upper right", ncols=2, frameon=False, fontsize=8)
+    datasets = sorted({each.dataset for seeds in records.values() for each in seeds})
+    drawing.suptitle(", ".join(datasets), fontsize=10, x=0.01, ha="left")
     axes.grid(alpha=0.25, lw=0.5)
     drawing.tight_layout()
     drawing.savefig(path, dpi=120)

@@ -59,6 +59,7 @@ from appworld_adapter.dataset import load_split
 from loop_formats.schema import ConfigError
 from loop_recipes.config.files import compose, split_words
 from loop_recipes.plots.curves import Curve, draw
+from loop_recipes.plots.style import lowest
 from loop_recipes.steps import StepFailed, Steps, newest_policy
 
 RATE_OF = {"shuffled": "loop_token", "turn_credit": "loop_token", "turn_branches": "loop_token"}
@@ -161,9 +162,10 @@ def picture(curves: dict[str, Curve], path: Path, ceiling: float | None = None) 
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.25, lw=0.5)
     for axes in grid.flat[len(curves) :]:
-        axes.set_axis_off()
-    for axes in grid[-1]:
+        axes.set_visible(False)
+    for axes in lowest(grid):
         axes.set_xlabel("iteration")
+        axes.tick_params(labelbottom=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("share that solves")
     datasets = ", ".join(sorted(set().union(*(curve.datasets for curve in curves.values()))))

@@ -197,9 +197,9 @@ def picture(worlds: Sequence[World], path: Path) -> None:
         axes.set_xlabel("iteration")
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.25, lw=0.5)
-    grid[0][0].set_ylabel("mean reward")
-    note = "band: lowest to highest seed; grey: shuffled advantages"
-    drawing.suptitle(note, fontsize=8, x=0.01, ha="left")
+    grid[0][0].set_ylabel("mean reward (0 to 1)")
+    drawing.legend(*grid[0][0].get_legend_handles_labels(), fontsize=8, loc="upper right", ncols=2, frameon=False)
+    drawing.suptitle("band: lowest to highest seed", fontsize=8, x=0.01, ha="left")
     drawing.tight_layout()
     drawing.savefig(path, dpi=120)
     plt.close(drawing)

@@ -31,7 +31,7 @@ from loop_viewer.run_lines import read_numbers, read_statistics, turn_value
 from loop_viewer.run_record import result_of, settings_of, starts_of
 from loop_viewer.sequences import thread_of
 from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, sound_lines
-from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
+from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, policy_of, read_listed, summary_of, totals
 
 TokenizerReader = Callable[[Path], Any]
 """Reads the tokenizer of a model's folder, one of the package tokenizers; raises ValueError where it holds none."""
@@ -215,9 +215,10 @@ class RunData:
 
         ``tokens`` is {"texts": distinct texts, "index": [s] into them, "ids": [s]}; ``old_logprobs``, ``ratios``,
         ``clipped``, ``advantages`` and ``entropies`` are per sampled token that was trained on, or None. ``branch_of``
-        also has the ``collection`` and ``cursor`` of the continued rollout, if known. ``values`` has the estimated
-        value, or None, for each turn. ``thread`` has for each sequence of its episode its ``cursor``, how many messages
-        it has in common with an earlier one (``shared``), why it ``begins``, and how many ``turns`` were before it; it
+        also has the ``collection`` and ``cursor`` of the continued rollout, if known. ``policy`` is the name of the
+        policy that an evaluation scores, else "". ``values`` has the estimated value, or None, for each turn.
+        ``thread`` has for each sequence of its episode its ``cursor``, how many messages it has in common with an
+        earlier one (``shared``), why it ``begins``, and how many ``turns`` were before it; it
         is empty for an episode of one sequence.
 
         Raises:
@@ -237,6 +238,7 @@ class RunData:
         return {
             "collection": collection,
             "cursor": cursor,
+            "policy": policy_of(parse_collection_id(collection)),
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "turns", "seed")},
             **{key: record[key] for key in ("ungradable", "segment", "segments", "messages", "requirements")},

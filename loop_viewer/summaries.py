@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -15,6 +16,8 @@ from loop_formats.rollout import BranchOf
 from loop_plumbing.grouping import grouped
 
 ASKS_CHARACTERS = 160
+_TEMPERATURE = re.compile(r"-t([\d.]+)$")
+"""The end of an evaluation's name, after the policy's."""
 
 
 class _ListedTurn(msgspec.Struct, frozen=True, gc=False):
@@ -116,10 +119,15 @@ def name_of(parsed: CollectionName) -> str:
     if parsed.branch:
         return f"continuations of {parsed.name}"
     if not parsed.is_training:
-        return parsed.name
+        return _TEMPERATURE.sub(r", T=\1", parsed.name) if parsed.evaluation else parsed.name
     round_ = f", round {parsed.refill + 1}" if parsed.refill else ""
     share = f", share {parsed.share.replace('of', ' of ')}" if parsed.share else ""
     return f"iteration {parsed.iteration}{round_}{share}"
+
+
+def policy_of(parsed: CollectionName) -> str:
+    """Return the name of the policy that an evaluation scores; "" for another collection."""
+    return _TEMPERATURE.sub("", parsed.name) if parsed.evaluation else ""
 
 
 def question_of(messages: Sequence[ListedMessage]) -> str:
@@ -128,7 +136,12 @@ def question_of(messages: Sequence[ListedMessage]) -> str:
     before = list(takewhile(lambda message: message.role != "assistant", messages))
     text = before[-1].content.strip() if before else ""
     question = text if len(text) <= ASKS_CHARACTERS else text.splitlines()[-1]
-    return " ".join(question.split())[:ASKS_CHARACTERS].rstrip()
+    return cut(" ".join(question.split()), ASKS_CHARACTERS)
+
+
+def cut(text: str, most: int) -> str:
+    """Return ``text`` in at most ``most`` characters, the last of them "…" if it goes on."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def group_of(entry: dict[str, Any]) -> tuple[Any, ...]:

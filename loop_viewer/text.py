@@ -10,6 +10,7 @@ from loop_plumbing.sanitize import sanitize
 from loop_viewer.run_data import RunData
 from loop_viewer.run_folder import RunFolder
 from loop_viewer.sound_lines import first_of
+from loop_viewer.summaries import cut
 
 
 def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
@@ -36,14 +37,14 @@ def text_lines(data: RunData | RunFolder, task: str = "") -> Iterator[str]:
         if not first:
             continue
         any_rollout = True
-        yield f"# {name}: {_figures(first)}"
+        yield f"# {item['name']}: {_figures(first)}"
         if task:
             for entry in entries:
                 yield from _rollout(run.rollout(name, entry["cursor"]))
             continue
         for name_of_task, group in sorted(grouped((entry["task"], entry) for entry in first).items()):
             yield f"{sanitize(name_of_task)}: {_figures(group)}"
-            yield f"    {sanitize(group[0]['asks'], 72)}"
+            yield f"    {cut(sanitize(group[0]['asks']), 72)}"
     if damage:
         raise ValueError(first_of(damage))
     if not task and not any_rollout:
@@ -84,4 +85,4 @@ def _rollout(rollout: dict[str, Any]) -> Iterator[str]:
         marks += ["cut off by the limit of tokens"] if turn and turn["finish_reason"] == "length" else []
         marks += ["failed"] if turn and turn["failed"] else []
         yield f"\n--- {message['role']}{' (' * bool(marks)}{', '.join(marks)}{')' * bool(marks)}"
-        yield sanitize(message["content"])
+        yield sanitize(message["content"]) or "(an empty message)"

@@ -8,9 +8,9 @@ const CURVES = [
   { title: "entropy (nats)", keys: { entropy: "entropy, exact, of kept tokens", entropy_estimate: "entropy, estimate, of sampled tokens" } },
   { title: "KL (nats)", keys: { approx_kl: "KL to the sampling policy", reference_kl: "KL to the base model" }, small: true },
   { title: "sampler against learner (nats)", keys: { gap_p99: "gap, 99th percentile" }, small: true },
-  { title: "share of tokens (0 to 1)", keys: { clip_fraction: "ratios clipped" }, small: true },
+  { title: "share of tokens (0 to 1)", keys: { clip_fraction: "ratios clipped" }, small: true, zero: true },
   { title: "share of rollouts (0 to 1)", keys: { kept_fraction: "rollouts kept" }, from: [0, 1] },
-  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting for rollouts", seconds_recomputing: "recomputing log-probs", seconds_updating: "updating", seconds_publishing: "publishing" } },
+  { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting for rollouts", seconds_recomputing: "recomputing log-probs", seconds_updating: "updating", seconds_publishing: "publishing" }, zero: true },
 ];
 const CURVE_HEIGHT = 200;
 const FOLDER_CURVE_HEIGHT = 320;
@@ -18,6 +18,8 @@ const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 const DASHES = [[], [6, 4], [2, 3]];
 const colourOf = (place) => COLOURS[place % COLOURS.length];
 const dashOf = (place) => DASHES[Math.floor(place / COLOURS.length) % DASHES.length];
+/** Points and legend squares are filled, those of a dashed line hollow. */
+const fillOf = (place) => (dashOf(place).length ? "transparent" : colourOf(place));
 /** True for a metric of some iterations only; any other gap is an iteration without it. */
 const hasGaps = (key) => key.startsWith("dev_");
 
@@ -25,7 +27,11 @@ const hasGaps = (key) => key.startsWith("dev_");
 const LEAST_SPAN = 1e-6;
 const spanOf = (plot, low, high) => (high - low < LEAST_SPAN && low <= LEAST_SPAN && high >= -LEAST_SPAN ? [Math.min(0, low), Math.max(LEAST_SPAN, high)] : uPlot.rangeNum(low, high, 0.1, true));
 
-const exponents = (plot, ticks) => ticks.map((tick) => (tick ? tick.toExponential(1) : "0"));
+/** Ticks with so many digits that no two of them read alike. */
+function exponents(plot, ticks) {
+  const written = [1, 2, 3].map((digits) => ticks.map((tick) => (tick ? tick.toExponential(digits) : "0")));
+  return written.find((texts) => new Set(texts).size === texts.length) ?? written[2];
+}
 
 /** The value of a metric by iteration: {iteration: number}. */
 function valuesOf(metrics, key) {
@@ -67,8 +73,9 @@ function drawBands(plot, series) {
 }
 
 /** Lines by iteration. Each of `series` is {label, values: {iteration: number}, low, high, gaps, place}; `gaps`: a line crosses
- * an iteration that it has no number for; `low` and `high` are the edges of a band around it. `stamp` changes when they do; `open` is called with an iteration that was clicked. */
-function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT }) {
+ * an iteration that it has no number for; `low` and `high` are the edges of a band around it. `zero`: the scale begins at 0.
+ * `stamp` changes when the series do; `open` is called with an iteration that was clicked. */
+function Chart({ title, series, from, small, zero, stamp, open, height = CURVE_HEIGHT }) {
   const holder = useRef(null);
   useEffect(() => {
     const iterations = series.flatMap(({ values }) => [...values.keys()]);
@@ -76,7 +83,7 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
     const first = iterations.reduce((a, b) => Math.min(a, b));
     const last = iterations.reduce((a, b) => Math.max(a, b));
     const places = [...Array(last - first + 1).keys()].map((i) => first + i);
-    const edges = series.flatMap(({ low = [], high = [] }) => [...low, ...high].map(([, value]) => value));
+    const edges = [...(zero ? [0] : []), ...series.flatMap(({ low = [], high = [] }) => [...low, ...high].map(([, value]) => value))];
     const ink = getComputedStyle(document.body).color;
     const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,0.25)" }, ticks: { show: false } };
     const options = {
@@ -84,6 +91,7 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
       width: holder.current.clientWidth || 300,
       height,
       scales: { x: { time: false }, y: { range: from ?? ((plot, low, high) => spanOf(plot, Math.min(low, ...edges), Math.max(high, ...edges))) } },
+      legend: { markers: { fill: (plot, i) => plot.series[i].points.fill(plot, i) } },
       hooks: { drawAxes: [(plot) => drawBands(plot, series)] },
       axes: [{ ...axis, label: "iteration", labelSize: 16, labelFont: "11px system-ui", size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] }, { ...axis, size: 56, ...(small ? { values: exponents } : {}) }],
       series: [
@@ -92,6 +100,7 @@ function Chart({ title, series, from, small, stamp, open, height = CURVE_HEIGHT 
           label,
           stroke: colourOf(place ?? i),
           dash: dashOf(place ?? i),
+          points: { fill: fillOf(place ?? i) },
           width: 2,
           spanGaps: gaps,
           value: (plot, value) => (value === null || value === undefined ? "–" : value.toPrecision(3)),

@@ -81,7 +81,7 @@ function Observation({ text, ofFailed }) {
   const failed = ofFailed || /^(Execution failed\.|Error:|Traceback \(most recent call last\):)/.test(text);
   return html`<div class=${`message user ${failed ? "failed" : ""}`}>
     <div class="role">${failed ? "output: failed" : "output"}</div>
-    <${LongText} text=${output} className="output" />
+    ${output ? html`<${LongText} text=${output} className="output" />` : html`<p class="quiet">(an empty message)</p>`}
     ${output !== text && html`<details><summary>reminder</summary><${LongText} text=${text.slice(output.length + 1)} /></details>`}
   </div>`;
 }
@@ -137,7 +137,8 @@ function TurnStrip({ rollout }) {
   // Where most turns are cut, the colour would say nothing.
   const isCut = (turn) => turn.finish_reason === "length";
   const rare = rollout.turns.filter(isCut).length <= Math.max(1, rollout.turns.length / 2);
-  return html`<div class="strip" role="group" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
+  return html`<div class="quiet">turns, as wide as their seconds${rollout.turns.some((turn) => turn.failed) && "; red: failed"}</div>
+    <div class="strip" role="group" aria-label="turns by seconds">${rollout.turns.map((turn, place) => {
     const state = turn.failed ? "red" : isCut(turn) && rare ? "amber" : "";
     const title = `turn ${before + place + 1}${turn.failed ? ", failed" : ""}${isCut(turn) ? ", cut off" : ""}: ${turnSeconds(turn)}`;
     const goTo = () => {
@@ -153,7 +154,7 @@ function TurnStrip({ rollout }) {
 function Action({ text, reasoning, number, turn, place, rollout }) {
   const origin = rollout.branch_of ? `of ${rollout.branch_of.rollout_id}` : "";
   const thinking = turn?.thinking_tokens ? ` (${turn.thinking_tokens} thinking${turn.cut_in_thinking ? ", cut off there" : ""})` : "";
-  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · ${turnSeconds(turn)} · policy version ${turn.policy_version}${turn.reward === null || turn.reward === undefined ? "" : ` · reward ${turn.reward}`}` : `turn ${number} ${origin}`;
+  const note = turn ? `turn ${number} ·${turn.summary ? " summary of the history ·" : ""} ${turn.end - turn.start} tokens${thinking} · ${turnSeconds(turn)} · ${policyFact(rollout, turn.policy_version).join(" ")}${turn.reward === null || turn.reward === undefined ? "" : ` · reward ${turn.reward}`}` : `turn ${number} ${origin}`;
   const cut = turn?.finish_reason === "length";
   const { values } = rollout;
   const after = values && (place + 1 < values.length ? values[place + 1]?.value : rollout.reward);

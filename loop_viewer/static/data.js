@@ -108,6 +108,9 @@ function useLoaded(load, inputs) {
   return state;
 }
 
+/** A fact, [name, value], on who sampled a turn: in an evaluation the policy's name, because its version is a hash. */
+const policyFact = ({ policy }, version) => (policy ? ["policy", policy] : ["policy version", version]);
+
 /** Turns of a rollout's episode that another rollout sampled. */
 const turnsBefore = (rollout) => (rollout.branch_of ? rollout.branch_of.turns : 0);
 

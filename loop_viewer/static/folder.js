@@ -25,10 +25,10 @@ function shownAtFirst(runs) {
   return runs.filter(({ name, setting }) => settings.includes(setting || name)).map(({ name }) => name);
 }
 
-/** What names begin with alike, without the separator behind it; the first of them where they share nothing. */
+/** What names begin with alike, without the separator behind it; the first and dots where they share nothing. */
 function sharedStart(names) {
   const end = [...names[0]].findIndex((letter, place) => names.some((name) => name[place] !== letter));
-  return names[0].slice(0, end).replace(/[\W_]+$/, "") || names[0];
+  return names[0].slice(0, end).replace(/[\W_]+$/, "") || `${names[0]} …`;
 }
 
 function FolderPage({ folder }) {

@@ -161,6 +161,7 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
+const CELLS = "rollouts: reward or ✓, turns, advantage; dashed: a limit ended it";
 function RolloutCell({ collection, entry, here }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
   const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns${advantageOf(entry, ", advantage ")}`;
@@ -311,7 +312,7 @@ function TaskTable({ collection, tasks, failures, settings, onOrder }) {
     <td class=${failed ? "attempts" : "attempts none"} title=${attemptsByTask({ [task]: failures[task] || {} })}>${failed}</td>
     <td><div class="cells">${group.map((entry) => html`<${RolloutCell} key=${entry.cursor} collection=${collection} entry=${entry} />`)}</div></td>
   </tr>`;
-  const columns = { ...TASK_COLUMNS, rollout: { heading: "rollouts: reward or ✓, turns, advantage" } };
+  const columns = { ...TASK_COLUMNS, rollout: { heading: CELLS } };
   return html`<${LongTable} rows=${tasks} row=${row} height=${TASK_HEIGHT} className="wide tasks">
     <${Headings} columns=${columns} order=${settings.order} backwards=${settings.backwards} onOrder=${onOrder} /><//>`;
 }
@@ -374,6 +375,7 @@ function TaskColumns({ collection, group }) {
   const opening = first.value ? first.value.messages.slice(0, openingOf(first.value)) : [];
   return html`${opening.length > 0 && html`<${Opening} folded=${opening.slice(0, -1)} task=${opening.at(-1)} />`}
     <${CallSequences} group=${group} collection=${collection} />
+    ${group.length > 1 && html`<p class="quiet">${group.length} rollouts side by side: scroll to the right, or press j and k, to go through them</p>`}
     <div class="columns" style=${{ "--rows": rows }}>
       ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} opening=${opening} />`)}
     </div>`;
@@ -397,7 +399,7 @@ function EverywherePage({ task, run }) {
     ${rows.length > 0 && html`<p><bdi>${rows[0].group[0].asks}</bdi></p>`}
     <p class="quiet">${rows.length ? "Tick two rollouts to set them beside each other." : "No collection has a rollout of this task."}</p>
     <table class="wide">
-      <thead><tr><th>collection</th><th>mean reward</th><th>rollouts: reward or ✓, turns, advantage</th></tr></thead>
+      <thead><tr><th>collection</th><th>mean reward</th><th>${CELLS}</th></tr></thead>
       <tbody>${rows.map(({ id, name, group }) => html`<tr key=${id}>
         <td><a class="stop" href=${link("c", id, "t", task)}><bdi>${name}</bdi></a></td>
         <td>${fixed(group.reduce((sum, entry) => sum + entry.reward, 0) / group.length)}</td>
@@ -441,8 +443,8 @@ function AgainstPage({ collection, other, run }) {
     <td class="change">${written(AGAINST_COLUMNS.change, each)}, <a href=${link("beside", collection, each.sides[0][0].cursor, other, each.sides[1][0].cursor)}>side by side</a></td>
   </tr>`;
   return html`<section>
-    <p id="gained">Of ${rows.length} tasks, <bdi>${nameOf(other)}</bdi> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
-      against <bdi>${nameOf(collection)}</bdi>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
+    <p id="gained">Of ${rows.length} tasks, <b><bdi>${nameOf(other)}</bdi></b> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
+      against <b><bdi>${nameOf(collection)}</bdi></b>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
     <${LongTable} rows=${sortedRows(rows, AGAINST_COLUMNS[sort.order], sort.backwards)} row=${row} height=${TASK_HEIGHT} className="wide">
       <${Headings} columns=${columns} ...${sort} onOrder=${setSort} /><//>
   </section>`;
@@ -530,7 +532,7 @@ function RolloutPage({ collection, collections, cursor, view, stamp, onShown }) 
     turns: own.turns,
     tokens: own.tokens.toLocaleString(),
     temperature: rollout.temperature,
-    "policy version": [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "),
+    ...Object.fromEntries([policyFact(rollout, [...new Set(rollout.turns.map((turn) => turn.policy_version))].join(", "))]),
     seconds: fixed(rollout.seconds, 1),
     ...(own.segments > 1 && { sequences: own.segments }),
   };

@@ -7,34 +7,34 @@ const CHUNKS_MARGIN = 1200;
 const ADDRESS_AFTER_MS = 300;
 
 const SHADES = ["s0", "s1", "s2", "s3", "s4"];
-/** The shares of a rollout's sampled tokens that lie below the bounds between the five shades: few tokens stand out. */
+/** The shares of a rollout's sampled tokens up to the bounds between the five shades: few tokens stand out. */
 const SHARES = [0.5, 0.75, 0.9, 0.97];
 /**
  * What tokens may be coloured by: of a token's details a number, null where it has none, and what it is called; `needs`
- * is what a rollout has to have. The bounds are the rollout's own, by SHARES, but where a colouring names them.
+ * is what a rollout has to have. The bounds are the rollout's own, by SHARES, except where a colouring names them.
  */
 const COLOURINGS = {
-  "log-prob": { of: ({ logprob }) => (logprob === null ? null : -logprob), called: "minus the log-prob" },
-  ratio: { needs: "ratios", of: ({ ratio }) => (ratio === null ? null : Math.abs(Math.log(ratio))), called: "log of the ratio, either way," },
-  gap: { needs: "old_logprobs", of: ({ learner, logprob }) => (learner === null ? null : Math.abs(learner - logprob)), called: "gap of sampler and learner" },
+  "log-prob": { of: ({ logprob }) => (logprob === null ? null : -logprob), called: "minus the log-prob, nats" },
+  ratio: { needs: "ratios", of: ({ ratio }) => (ratio === null ? null : Math.abs(Math.log(ratio))), called: "log of the ratio, either way" },
+  gap: { needs: "old_logprobs", of: ({ learner, logprob }) => (learner === null ? null : Math.abs(learner - logprob)), called: "gap of sampler and learner, nats" },
   advantage: {
     needs: "advantages",
     of: ({ advantage }) => advantage,
     bounds: [-0.5, -0.05, 0.05, 0.5],
     shades: ["below2", "below1", "s0", "above1", "above2"],
-    says: ["advantage to -0.5", "to -0.05", "to 0.05: about 0", "to 0.5", "above"],
+    called: "advantage",
   },
-  entropy: { needs: "entropies", of: ({ entropy }) => entropy, called: "entropy in nats" },
+  entropy: { needs: "entropies", of: ({ entropy }) => entropy, called: "entropy, nats" },
 };
 
-/** A colouring with its bounds for a rollout, and what each shade says. */
+/** A colouring with its bounds for a rollout, and the numbers that each shade stands for. */
 function scaleOf(name, rollout, details) {
   const colouring = COLOURINGS[name];
   const values = colouring.bounds ? [] : rollout.mask.map((sampled, i) => (sampled ? colouring.of(details(i)) : null)).filter((value) => value !== null).sort((a, b) => a - b);
-  const bounds = SHARES.map((share) => values[Math.min(Math.ceil(share * values.length) - 1, values.length - 2)] ?? 0);
+  const bounds = colouring.bounds ?? SHARES.map((share) => values[Math.min(Math.ceil(share * values.length) - 1, values.length - 2)] ?? 0);
   const texts = bounds.map((bound) => Number(bound.toPrecision(2)));
-  const says = [`${colouring.called} up to ${texts[0]}: half of the tokens`, ...texts.slice(1).map((text) => `to ${text}`), "above: the largest"];
-  return { shades: SHADES, bounds, says, ...colouring };
+  const says = [`to ${texts[0]}`, ...texts.slice(1).map((text, i) => `${texts[i]} to ${text}`), `above ${texts.at(-1)}`];
+  return { shades: SHADES, ...colouring, bounds, says };
 }
 
 /** The class of a token by the colouring's number; "" for one that has none. */
@@ -60,7 +60,7 @@ function tokenDetails(rollout) {
       id: rollout.tokens.ids[i],
       sampled,
       turn: turn < 0 ? null : turnsBefore(rollout) + turn + 1,
-      version: turn < 0 ? null : rollout.turns[turn].policy_version,
+      policy: policyFact(rollout, rollout.turns[turn]?.policy_version),
       logprob: sampled ? rollout.logprobs[i] : null,
       learner: pick(rollout.old_logprobs),
       ratio: pick(rollout.ratios),
@@ -99,7 +99,7 @@ function TokenPanel({ token, i, size }) {
     ["", token.sampled ? `sampled in turn ${token.turn}` : "not sampled"],
     ...(token.sampled
       ? [
-          ["policy version", token.version],
+          token.policy,
           ["log-prob", fixed(token.logprob, 4)],
           ["probability", fixed(Math.exp(token.logprob), 4)],
         ]
@@ -180,8 +180,9 @@ function Tokens({ rollout }) {
     <${TokenPanel} token=${chosen < 0 ? null : details(chosen)} i=${chosen} size=${size} />
     <p class="legend">
       ${choices.length > 1 && html`<${Choice} label="colour by" options=${choices} value=${colouring} onChange=${setColouring} />`}
+      <span class="scale">${scale.called}: ${scale.says.map((words, i) => html`<span class=${`token ${scale.shades[i]}`}>${words}</span>`)}</span>
+      ${!COLOURINGS[colouring].bounds && html`<span class="quiet">half of this rollout's sampled tokens have the first colour, 3 of 100 the last</span>`}
       <span class="token">not sampled</span>
-      ${scale.says.map((words, i) => html`<span class=${`token ${scale.shades[i]}`}>${words}</span>`)}
       ${rollout.clipped && html`<span class="token s0 clipped">clipped</span>`}
     </p>
     <div class="tokens" ref=${list} tabindex="0" role="group" aria-label="tokens: left and right choose one" onClick=${(event) => event.target.dataset.i && setChosen(Number(event.target.dataset.i))}>

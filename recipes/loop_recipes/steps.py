@@ -143,7 +143,7 @@ def run_step(command: Sequence[str], log: Path | None, deadline_s: float | None 
             [*guard, *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
-            stderr=None if file is None else subprocess.STDOUT,
+            stderr=None if log is None and "ipykernel" not in sys.modules else subprocess.STDOUT,  # a kernel's is red
             process_group=0,
         )
         try:

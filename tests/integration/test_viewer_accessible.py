@@ -36,6 +36,19 @@ async def violations(page):
     return [f"{rule}: {element[:200]}" for rule, element in found]
 
 
+@pytest.mark.fault("in forced colours the legends of charts and tokens had none, and lines that differ no mark")
+async def test_forced_colours_leave_those_that_say_something(run_folder, viewing):
+    telling = {"": ["tr + tr .u-marker"], "beside/demo-i0001/1/demo-i0001/4": [".differs"]}
+    telling["c/demo-i0001/r/1/tokens"] = [".legend .s4", ".tokens .s4", ".strip .red"]
+    async with viewing(run_folder) as (page, address):
+        await page.emulate_media(forced_colors="active")
+        for hash_, places in telling.items():
+            for place in places:
+                await show(page, address, hash_, place)
+                style = f"getComputedStyle(document.querySelector('{place}'))"
+                assert await page.evaluate(f"{style}.backgroundColor") != "rgb(255, 255, 255)", place
+
+
 @pytest.mark.fault(
     "a reader by ear or by keys met elements without names, pages without headings, text without contrast"
 )

@@ -250,6 +250,10 @@ async def test_charts_lead_to_iterations_and_stop_where_figures_are_missing(run_
         assert await page.evaluate("[...valuesOf([{iteration: 1, loss: 2}, {iteration: 2}], 'loss')]") == [[1, 2]]
         dev = "[...valuesOf([{iteration: 3, dev_iteration: 2, dev_success: 0.5}], 'dev_success')]"
         assert await page.evaluate(dev) == [[2, 0.5]]
+        ticks = "[[0.0091, 0.00914], [0, 0.5]].map(each => exponents(null, each))"
+        assert await page.evaluate(ticks) == [["9.10e-3", "9.14e-3"], ["0", "5.0e-1"]]
+        filled = "getComputedStyle(document.querySelector('tr + tr .u-marker')).backgroundColor"
+        assert await page.evaluate(filled) == "rgb(0, 114, 178)"
         await page.locator(".curve .u-over").first.click(position={"x": 2, "y": 40})
         await true_in(page, "location.hash === '#/c/demo-i0001'")
 
@@ -335,9 +339,9 @@ async def test_seeds_are_one_curve_and_two_evaluations_one_list(run_folder, tmp_
         await true_in(page, f"{legend}.includes('x_seed1') && !{legend}.includes('mean of')")
     async with viewing(tmp_path / "runs/other") as (page, address):
         await show(page, address, ready="table")
-        await page.get_by_label("compare before-t0").check()
-        await page.get_by_label("compare after-t0").click()
-        await says(page, "#gained", "Of 4 tasks, after-t0 gained")
+        await page.get_by_label("compare before, T=0").check()
+        await page.get_by_label("compare after, T=0").click()
+        await says(page, "#gained", "Of 4 tasks, after, T=0 gained")
         changes = "[...document.querySelectorAll('tbody td:last-child')].map(each => each.innerText.split(',')[0])"
         order = ["gained", "as before", "lost"]
         found = await page.evaluate(changes)
@@ -347,3 +351,6 @@ async def test_seeds_are_one_curve_and_two_evaluations_one_list(run_folder, tmp_
         await page.locator(".beside .turn").first.wait_for(state="attached")
         assert await page.evaluate("[{}, {advantage: 0.5}].map((each) => advantageOf(each))") == ["", " +0.50"]
         assert "yellow: lines that the other's turn lacks" in await page.inner_text("main")
+        await show(page, address, "c/eval-after-t0-0123456789/r/1", ".conversation .code")
+        await says(page, ".facts", "policy after")
+        assert "policy version" not in await page.inner_text("main")

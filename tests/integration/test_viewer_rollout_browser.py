@@ -134,7 +134,7 @@ async def test_tokens_are_coloured_by_choice_and_stand_in_the_address(tmp_path, 
     async with viewing(folder) as (page, address):
         await show(page, address, "c/demo-i0001/r/1/tokens", ".tokens .token")
         legend = await page.locator(".legend").inner_text()
-        assert re.search(r"log-prob up to [\d.]+: half of the tokens\s*to [\d.]+\s*to", legend)
+        assert re.search(r"log-prob, nats:\s*to ([\d.]+)\s*\1 to ([\d.]+)\s*\2 to", legend)
         await page.locator(".legend select").select_option("ratio")
         await true_in(page, f"{first}.classList.contains('s0') && {second}.classList.contains('s4')")
         assert "log of the ratio" in await page.locator(".legend").inner_text()

@@ -63,6 +63,15 @@ def test_interrupted_it_lets_the_command_save_and_leaves_nothing_of_it(tmp_path,
         os.kill(int(said.split()[0]), signal.SIGCONT)
 
 
+@pytest.mark.parametrize(("kernel", "place"), [(False, "err"), (True, "out")])
+def test_progress_is_no_fault_in_a_notebook(monkeypatch, capfd, kernel, place):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    if kernel:
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    run_step(python("import sys; print('iteration 1', file=sys.stderr)"), None)
+    assert getattr(capfd.readouterr(), place) == "iteration 1\n"
+
+
 @SIGNALS
 @pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")

@@ -477,7 +477,7 @@ def test_an_export_takes_what_the_page_calls_a_collection(run_folder, tmp_path, 
     logs = tmp_path / "node/collections"
     logs.mkdir(parents=True)
     line = (run_folder / "node/collections/demo-i0001.jsonl").read_text().splitlines(keepends=True)[0]
-    for name in ("demo-i0001", "demo-i0002", "demo-i0003", "demo-i0002-dev-0123456789", "eval-base-0123456789"):
+    for name in ("demo-i0001", "demo-i0002", "demo-i0003", "demo-i0002-dev-0123456789", "eval-base-t0.5-0123456789"):
         (logs / f"{name}.jsonl").write_text(line)
     write_export(opened(tmp_path), tmp_path / "run.html", wanted)
     page = (tmp_path / "run.html").read_text()
@@ -529,7 +529,7 @@ def test_a_port_in_use_is_one_clear_line(run_folder):
         ([("assistant", "x")], ""),
         ([("system", "rules"), ("user", "Add 2\nand 3"), ("assistant", "5")], "Add 2 and 3"),
         ([("user", "rules " * 100 + "\nTask: who sings?")], "Task: who sings?"),
-        ([("user", "word " * 100)], ("word " * 32).strip()),
+        ([("user", "word " * 100)], ("word " * 32)[:-1] + "…"),
     ],
 )
 def test_a_list_says_what_a_task_asks(messages, asks):
@@ -564,7 +564,7 @@ def test_a_run_is_read_without_a_browser(run_folder, capsys):
     assert capsys.readouterr().err.endswith(f"did you mean {run_folder}?\n")
     entries = opened(run_folder).summaries("demo-i0001")
     solved = sum(entry["success"] for entry in entries)
-    assert f"# demo-i0001: 24 rollouts, {solved} solved, mean reward " in listed
+    assert f"# iteration 1: 24 rollouts, {solved} solved, mean reward " in listed
     assert "task0_1: 6 rollouts, " in listed
     assert main([str(run_folder), "--text", "task0_1"]) == 0
     shown = capsys.readouterr().out

@@ -145,9 +145,8 @@ def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[
             low, high = behavior_interval(period.attempts, each)
             error = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
             axes.bar(place, value, 0.6, color=COLOURS[place], yerr=error, capsize=4, ecolor="#444444")
-            axes.annotate(
-                f"{value:.{decimals}f}", (place, high), (0, 3), textcoords="offset points", ha="center", fontsize=9
-            )
+            beside: dict[str, Any] = {"textcoords": "offset points", "ha": "left", "va": "bottom", "fontsize": 9}
+            axes.annotate(f"{value:.{decimals}f}", (place, value), (4, 1), **beside)  # the bar's, not the whisker's end
         axes.set_title(each.title + _change(values), fontsize=10)
         axes.set_xticks(range(len(periods)), [period.name for period in periods], fontsize=9)
         axes.set_xlim(-0.6, len(periods) - 0.4)

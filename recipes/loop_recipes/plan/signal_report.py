@@ -13,8 +13,6 @@ from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_recipes.run.group_signal import Groups, coverage, groups_by_solved, signal_figures, solved_rate
 
-PARTS = {"never": 0.0, "up to a quarter": 0.25, "a half": 0.5, "three quarters": 0.75, "nearly always": 1 - 1e-9}
-ALWAYS = "always"
 MOST_GROUPS = 10**9
 """Number of groups that a line of a file may hold at most."""
 
@@ -36,26 +34,28 @@ def together(every: Iterable[Any]) -> Groups:
 
 
 def signal_text(groups: Groups) -> str:
-    """Return a text that says how many groups had signal, by how often the task was solved."""
-    parts = {name: [0, 0] for name in (*PARTS, ALWAYS)}
+    """Return a text that says how many groups had signal, by whether the task was solved never, sometimes or always."""
+    parts = {"never solved": [0, 0], "sometimes": [0, 0], "always": [0, 0]}
     for key, counts in groups.items():
-        counted = parts[next((name for name, most in PARTS.items() if solved_rate(key) <= most), ALWAYS)]
+        counted = parts[{0.0: "never solved", 1.0: "always"}.get(solved_rate(key), "sometimes")]
         counted[:] = counted[0] + counts["with_signal"], counted[1] + counts["groups"]
     signal, total = (sum(counted[place] for counted in parts.values()) for place in (0, 1))
-    shares = ", ".join(f"{name} {some} of {of}" for name, (some, of) in parts.items() if of)
-    return f"{signal} of {total} groups had different rewards; by how often the task was solved: {shares}"
+    shares = ", ".join(f"{name} {some}/{of}" for name, (some, of) in parts.items() if of)
+    return f"{signal} of {total} groups had unequal rewards ({shares})"
 
 
-def forecast(groups: Groups, size: int | None = None) -> str:
-    """Return a text: the share of tasks with signal by success in groups of ``size``, and the size that gives 4 of
-    5."""
+def forecast(groups: Groups, size: int | None = None) -> list[str]:
+    """Return texts: the share of tasks with signal by success in groups of ``size``, the size that gives it to four of
+    five tasks that are solved sometimes, and other tasks to take for those that are solved always or never."""
     size_needed, total = signal_figures(groups).get("enough_rollouts"), sum(each["groups"] for each in groups.values())
-    decided = sum(each["groups"] for key, each in groups.items() if solved_rate(key) in (0.0, 1.0))
+    cures = {"always": (1.0, "take harder tasks"), "never": (0.0, "take easier ones, or demonstrations")}
     texts = [f"groups of {size} would give signal to {coverage(groups, size):.0%} of all tasks"] if size else []
     if size_needed is not None:
         texts.append(f"groups of {size_needed} would give signal to four of five tasks that are solved sometimes")
-    texts.append(f"{decided} of {total} groups were solved never or always, which tells nothing of other sizes")
-    return "; ".join(texts)
+    for name, (rate, cure) in cures.items():
+        if count := sum(each["groups"] for key, each in groups.items() if solved_rate(key) == rate):
+            texts.append(f"{count} of {total} groups {name} solved: {cure}")
+    return texts
 
 
 def pilot_groups(folder: Path) -> Groups:

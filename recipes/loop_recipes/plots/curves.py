@@ -161,16 +161,16 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
     """Plot reward and success over iterations; diamonds are evaluations on dev tasks. If there are too many curves for
     one panel, each has its own."""
     apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
-    figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True, sharey=True)
+    figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True)
     for place, (key, title) in enumerate(titles.items()):
         for number, curve in enumerate(curves):
             axes, colour = grid.flat[number if apart else place], _colour(place if apart else number)
-            label = title if apart else curve.label
+            label, scale = (title, "0 to 1") if apart else (curve.label, f"{key}, 0 to 1")
             draw(axes, curve, key, colour, label=label)
             evaluated, values = _dev_scores(curve, key)
             if values.size:
                 axes.plot(evaluated, values, "D--", color=colour, ms=5, lw=1, label=f"{label}, dev")
-            axes.set(title=curve.label if apart else title, ylabel="0 to 1", ylim=(-0.02, 1.02))
+            axes.set(title=curve.label if apart else title, ylabel=scale, ylim=(-0.02, 1.02))
     seeds = max(len(curve.runs) for curve in curves)
     notes = [_averaged(curves, "reward")]
     notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
@@ -235,15 +235,15 @@ def lag_and_gap(curves: Sequence[Curve]) -> Figure:
     figure, grid = plt.subplots(*shape, figsize=size, sharex=True, squeeze=False)
     lag, (gap, clip, ratio) = grid.flat[0], grid.flat[-3:]
     for number, curve in enumerate(curves):
-        colour, name = _colour(number), curve.label
+        colour = _colour(number)
         iterations, values = curve.series("policy_lag")
         if lagged and len(iterations):
-            lag.step(iterations, np.nanmax(values, axis=0), where="mid", color=colour, label=name)
+            lag.step(iterations, np.nanmax(values, axis=0), where="mid", color=colour, label=curve.label)
         draw(clip, curve, "clip_fraction", colour)
-        draw(gap, curve, "gap_p99", colour, 1, f"{name}, 99th percentile")
+        draw(gap, curve, "gap_p99", colour, 1)
         iterations, values = curve.series("gap_max")
         if len(iterations):
-            gap.plot(iterations, np.nanmax(values, axis=0), color=colour, ls=":", lw=1, label=f"{name}, largest")
+            gap.plot(iterations, np.nanmax(values, axis=0), color=colour, ls=":", lw=1)
         draw(ratio, curve, "ratio_p50", colour, 1)
         iterations, low = curve.series("ratio_p01")
         _, high = curve.series("ratio_p99")
@@ -253,7 +253,7 @@ def lag_and_gap(curves: Sequence[Curve]) -> Figure:
         lag.set(title="policy lag", ylabel="versions", ylim=(-0.1, max(1.1, lag.get_ylim()[1])))
         lag.yaxis.get_major_locator().set_params(integer=True)
     scale = "log" if math.isfinite(gap.dataLim.minposy) else "linear"  # of zeros there is no logarithm
-    gap.set(title="sampler against learner", ylabel="difference of log-probs, nats", yscale=scale)
+    gap.set(title="log-probs: sampler against learner", ylabel="99th percentile (dotted: largest), nats", yscale=scale)
     gap.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
     gap.yaxis.set_minor_formatter(NullFormatter())
     clip.set(title="clipped tokens", ylabel="share of tokens")
@@ -288,6 +288,7 @@ def training(curves: Sequence[Curve]) -> Figure:
     for axes, (key, title) in zip(grid.flat, known, strict=False):
         for number, curve in enumerate(curves):
             draw(axes, curve, key, _colour(number), *((1, "_") if key in PLANNED else ()))
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.set_title(title, fontsize=10)
     return _finish_panels(figure, grid, curves, _averaged(curves, "loss"))
 

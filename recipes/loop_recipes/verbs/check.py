@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             findings.append(probe_model(node.model.path, node.model.max_context))
         if options.pilot is not None:
             groups = pilot_groups(options.pilot)
-            findings.append(ReportRow("signal", forecast(groups, config.collection.rollouts_per_task)))
+            findings.append(ReportRow("signal", "; ".join(forecast(groups, config.collection.rollouts_per_task))))
     except (ConfigError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     report = Report.of(findings)

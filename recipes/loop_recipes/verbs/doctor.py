@@ -3,7 +3,7 @@
     loop doctor runs/demo
 
 It reads the last five iterations, and for trends all of them. It ends with 1 if there is a fault. It also prints how
-many groups of rollouts had signal, by how often their tasks are solved, and an estimate for other group sizes. All
+many groups of rollouts had signal, by how often their tasks are solved, and what would give signal to more. All
 figures are from ``metrics.jsonl``; `loop view` shows the rollouts behind them.
 """
 
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     problems = findings(lines)
     groups = together(line.get("groups_by_solved", {}) for line in lines[-RECENT:])
-    say(*map(str, problems), *([f"signal: {signal_text(groups)}", f"signal: {forecast(groups)}"] if groups else []))
+    say(*map(str, problems), *(f"signal: {each}" for each in [signal_text(groups), *forecast(groups)] if groups))
     if not problems:
         names = ", ".join(rule.__name__.replace("_", " ") for rule in RULES)
         count = f"{len(lines)} iteration{'' if len(lines) == 1 else 's'}"

@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for played in task.earned_by_nothing(options.tasks):
                 new = [each for each in played.messages if each.role != "system" or each.content != system]
                 system = next((each.content for each in played.messages if each.role == "system"), system)
-                print(*map(message_text, new), result(played), sep="\n\n")
-            return "\n".join(["", *task.ask_oracle(max(ORACLE_TASKS, options.tasks)).lines, *_groups(task)])
+                print(result(played), *map(message_text, new), sep="\n\n", end="\n\n")
+            return "\n".join([*task.ask_oracle(max(ORACLE_TASKS, options.tasks)).lines, *_groups(task)])
         return _by_hand(task.pool(), lambda: task.splits[TRAINED][: options.tasks])
 
     return exit_status(parser.prog, work, (ConfigError, StepFailed, EnvironmentFault, ValueError, OSError))
@@ -104,10 +104,10 @@ def _play_config(name: str, words: Sequence[str], count: int, by_hand: bool) -> 
     if by_hand:
         return _by_hand(playing, lambda: tasks()[:count])
     for played in result_of(play_tasks(playing, lambda: tasks()[:count], nothing)):
-        print(*map(message_text, played.messages), result(played), sep="\n\n")
+        print(result(played), *map(message_text, played.messages), sep="\n\n", end="\n\n")
     playing = pool()
     solves = getattr(getattr(playing, "module", None), "solve", None) is not None
-    return "\n".join(["", *ask_oracle(playing, solves, tasks, max(ORACLE_TASKS, count)).lines])
+    return "\n".join(ask_oracle(playing, solves, tasks, max(ORACLE_TASKS, count)).lines)
 
 
 def _groups(task: OwnTask) -> list[str]:
@@ -140,9 +140,9 @@ def played_by(task: OwnTask, model: Path, count: int, words: Sequence[str] = ())
 def _rollout_lines(rollout: Rollout) -> list[str]:
     tools = ", ".join(f"{use['tool']} x{use['calls']}" for use in rollout.tools) or "none"
     return [
-        *(message_text(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
         f"=== task {rollout.task_id}: {len(rollout.turns)} turns, {rollout.sampled_tokens} tokens of "
         f"{len(rollout.token_ids)} sampled, calls: {tools}, reward {rollout.reward:g}",
+        *(message_text(Message(message["role"], message["content"])) for message in rollout.messages),  # type: ignore[arg-type]
     ]
 
 

@@ -327,11 +327,16 @@ def test_slots_over_time_show_what_ran_waited_and_was_cut_off(tmp_path, capsys, 
     first, second = (f"run-{name}-0123456789" for name in (("i0001-g0", "i0002-g1") if stream else ("i0001", "i0002")))
     write_collection(run, first, 100.0, [(100.0, 110.0), (104.0, 108.0)], seconds=20.0)
     write_collection(run, second, 110.0, [(112.0, 115.0)], seconds=10.0, dropped_seconds=[4.0])
+    write_collection(run, "eval-a-t0-0123456789", 130.0, [(130.0, 132.0)], seconds=2.0)
     above, below = slots_over_time([str(run)]).axes
-    running, waiting = (dict(line.get_xydata()) for line in above.get_lines())
-    assert running == {0: 1, 4: 2, 8: 1, 10: 0, 12: 1, 15: 0, 16: 1, 20: 0}
-    assert waiting == {0: 1, 4: 0, 10: 2, 12: 1, 16: 0}
-    lost = [line.get_xydata().tolist() for line in below.get_lines()]
+    running, waiting, policy = (dict(line.get_xydata()) for line in above.get_lines())
+    assert running == {0: 1, 4: 2, 8: 1, 10: 0, 12: 1, 15: 0, 16: 1, 20: 0, 30: 1, 32: 0}
+    assert waiting == {0: 1, 4: 0, 10: 2, 12: 1, 16: 0, 30: 0}
+    assert [*policy] == [0], "the evaluation's policy is none of the run's"
+    (band,) = above.patches
+    assert (band.get_x(), band.get_width()) == (30, 2)
+    assert above.get_title("left") == "run\nmade-up"
+    lost = [line.get_xydata().tolist() for line in below.get_lines()[:-1]]
     assert lost == [[[0, 7.0], [10, 7.0]], [[0, 3.0], [10, 3.0]]][: 1 + stream]
     assert main(["--slots", str(run)]) == 0
     assert (run / "slots.png").exists()

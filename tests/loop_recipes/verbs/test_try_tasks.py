@@ -22,7 +22,8 @@ def test_what_doing_nothing_sees_and_earns(capsys):
     assert main([str(EXAMPLE), "--tasks", "2"]) == 0
     said = capsys.readouterr().out
     assert said.count("Guess a number") == 2
-    assert "=== task from1number2: 0 turns, reward 0\n" in said
+    assert said.startswith("=== task from1number1: 0 turns, reward 0\n"), "above what it is of"
+    assert "\n\n=== task from1number2: 0 turns, reward 0\n" in said
     assert said.endswith(
         "right:    solve(task) earns 1 on average of 20 of 200 tasks\n"
         "nothing:  doing nothing earns 0 on average of 20 of 200 tasks\n"

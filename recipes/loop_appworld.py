@@ -206,16 +206,16 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
         before = state and state.get("stream")
         conf = self._config.collection
-        self._stream = Stream(conf, self._plan, self._output_dir, self._iterations_done, before)
-        if state is not None and state.get("fingerprint") != self._fingerprint:
-            self._stream.give_up()
+        changed = state is not None and state.get("fingerprint") != self._fingerprint
+        self._stream = Stream(conf, self._plan, self._output_dir, self._iterations_done, before, changed)
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
         self._iterations_done = state["iteration"]
         self._policy_version = state["policy_version"]
         self._idle_iterations = state["idle_iterations"]
-        self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
+        pending = None if self._streams else state["pending"]
+        self._pending = pending and CollectionRequest.from_dict(pending)
         self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
         self._plan.load_state_dict(state["sampler"], self._config.accept_changes)
         if state.get("fingerprint") != self._fingerprint:  # the requests were for another model or grader

@@ -7,14 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from loop_formats.schema import ConfigError, Section
 from loop_recipes.config.arguments import config_parser
 from loop_recipes.config.files import compose, config_name, pin_models
-from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.config.loop_config import FROM_ITS_FOLDER, LoopConfig, read_config
 from loop_recipes.exit_status import exit_status
 from loop_recipes.own_task import training
 from loop_recipes.steps import StepFailed, on_ranks, tune
+
+if TYPE_CHECKING:
+    from loop_recipes.config.sft_config import SftConfig
 
 
 def train(arguments: Sequence[str]) -> int | None:
@@ -35,7 +39,7 @@ def train(arguments: Sequence[str]) -> int | None:
     if not options.config.endswith(".py"):
         if options.model is not None:
             parser.error(f"--model is for a file of functions; say model.path={options.model}")
-        _become(parser.prog, "loop_appworld", LoopConfig, options)
+        _become(parser.prog, "loop_appworld", LoopConfig, options, _check_files)
         return None
     if options.nproc_per_node is not None:
         parser.error("--nproc-per-node is for a config: `loop train` takes the train.yaml that this writes")
@@ -55,7 +59,7 @@ def sft(arguments: Sequence[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     from loop_recipes.config.sft_config import SftConfig  # other verbs do not need it
 
-    _become(parser.prog, "sft_appworld", SftConfig, options)
+    _become(parser.prog, "sft_appworld", SftConfig, options, _check_files)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -76,6 +80,18 @@ def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParse
     return parser
 
 
+def _check_files(config: LoopConfig | SftConfig) -> None:
+    """Raise ConfigError unless the files and folders of a training are there."""
+    from loop_recipes.config.preflight import check_folders, check_rollout_node  # an evaluation has none of them
+
+    if config.checkpointer is None and config.model.get("_component_") == FROM_ITS_FOLDER:
+        check_folders(config)
+    if not isinstance(config, LoopConfig):
+        config.check_set()
+    elif not config.rollout_node.launch:
+        check_rollout_node(config)
+
+
 def _become(
     program: str,
     recipe: str,
@@ -87,7 +103,7 @@ def _become(
 
     Args:
         section: the schema of the config of ``recipe``.
-        check: raises ConfigError if the config names a missing folder.
+        check: raises ConfigError if the config names a missing file or folder.
     """
     name = config_name(options.config, recipe)
     ranks = getattr(options, "nproc_per_node", None)

@@ -25,13 +25,13 @@ class FixedSetConfig:
     """Logs of rollouts, or folders of runs, collections and demonstrations with logs. Evaluations in a folder, also
     those on dev, are left out."""
 
-    def found(self) -> list[tuple[Path, list[Path]]]:
+    def paths(self) -> list[tuple[Path, list[Path]]]:
         """Return each of ``logs`` with the logs there. Raises ConfigError for one without logs."""
-        found = [(Path(name), find_logs(Path(name)) if Path(name).exists() else []) for name in self.logs]
-        for path, logs in found:
+        paths = [(Path(name), find_logs(Path(name)) if Path(name).exists() else []) for name in self.logs]
+        for path, logs in paths:
             none = f"rollouts.logs: {path} is not a log of rollouts, or a folder with collections/*.jsonl below it"
             require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
-        return found
+        return paths
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -69,4 +69,4 @@ class SftConfig(LearnerConfig):
         for file in self.data_files:
             require(Path(file).is_file(), f"data: {file} is not a file")
         if not self.data_files:
-            self.rollouts.found()
+            self.rollouts.paths()

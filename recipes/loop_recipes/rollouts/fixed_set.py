@@ -131,7 +131,7 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
     """
     rollouts: list[Rollout] = []
     maker = maker or SampleMaker()
-    for path, logs in config.found():
+    for path, logs in config.paths():
         for log in logs:
             if path.is_file() or _to_learn_from(log, maker.reads_branches):
                 with raised_as(ConfigError, "rollouts.logs: "):

@@ -9,7 +9,7 @@ import pytest
 from loop_recipes.cli import main
 from loop_recipes.config.files import compose
 from loop_recipes.paths import TYPED, recipes_folder
-from loop_recipes.verbs import recipes
+from loop_recipes.verbs import tune_run
 from loop_recipes.verbs.recipes import evaluate, sft, train
 
 TINY_POLICY = recipes_folder() / "loop_recipes/tiny_policy"
@@ -63,7 +63,7 @@ def test_what_a_verb_becomes_is_told_the_verb(monkeypatch):
 
 def test_a_config_is_composed_once_and_its_model_has_one_commit(command, monkeypatch, tmp_path):
     composed = []
-    monkeypatch.setattr(recipes, "compose", lambda *given: composed.append(compose(*given)) or composed[-1])
+    monkeypatch.setattr(tune_run, "compose", lambda *given: composed.append(compose(*given)) or composed[-1])
     (tmp_path / "abc").symlink_to(TINY_POLICY)
     monkeypatch.setattr("model_families.weights.hub.model_folder", lambda name: tmp_path / "abc")
     train(["tiny_cpu", "model.path=me/small"])

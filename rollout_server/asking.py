@@ -48,7 +48,8 @@ def ask(arguments: list[str], program: str) -> None:
     if "://" not in url:
         running = {each: at for each in ROOTS if (at := node_address(Path(options.node, each)))}
         if not running:
-            raise ConfigError(f"no rollout node is running in {options.node}; a run's node runs while the run does")
+            why = "a run's node runs while the run does, and an address begins with http://"
+            raise ConfigError(f"no rollout node is running in {options.node}; {why}")
         root, url = next(iter(running.items()))
         secret = node_secret(Path(options.node, root))
     token = secret or required_secret(options.token_env, "the secret that the node was started with")

@@ -13,6 +13,7 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.places import labelled_paths
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_formats.run_folder import read_metrics
+from loop_plumbing.breakage import raised_as
 from loop_recipes.plots.style import COLOURS
 
 
@@ -23,7 +24,8 @@ def slots_over_time(curves: Sequence[str]) -> Figure:
     size = (6 * len(runs), 6)
     figure, grid = plt.subplots(2, len(runs), figsize=size, squeeze=False, sharex=True, sharey="row", layout="tight")
     for (slots, lost), (label, run) in zip(grid.T, runs.items(), strict=True):
-        times = {log.stem: spans for log in find_logs(run) if len(spans := episode_times(log))}
+        with raised_as(ValueError, f"{run}: the files of a collection, perhaps of an earlier version, lack ", KeyError):
+            times = {log.stem: spans for log in find_logs(run) if len(spans := episode_times(log))}
         if not times:
             raise ValueError(f"{run}: no episode has ended yet, so there is nothing to draw")
         spans = np.concatenate([*times.values()])
@@ -58,4 +60,4 @@ def episode_times(log: Path) -> np.ndarray:
         if "end" in fact:
             over = opened[-1] + fact["end"]["seconds"]
             spans += [(over - seconds, over) for seconds in fact["end"]["dropped_seconds"]]
-    return np.array([(min(opened[0], began), began, ended) for began, ended in spans])
+    return np.array([(min([*opened[:1], began]), began, ended) for began, ended in spans])

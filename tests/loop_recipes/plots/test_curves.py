@@ -337,3 +337,6 @@ def test_slots_over_time_show_what_ran_waited_and_was_cut_off(tmp_path, capsys, 
     assert (run / "slots.png").exists()
     assert main(["--slots", str(write_run(tmp_path / "none", [0.5]))]) == 1
     assert "no episode has ended yet" in capsys.readouterr().err
+    meta_path(run / "node/collections", first).write_text('{"opened": 1}\n')
+    assert main(["--slots", str(run)]) == 1
+    assert capsys.readouterr().err.endswith("perhaps of an earlier version, lack 'at'\n")

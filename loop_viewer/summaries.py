@@ -118,6 +118,8 @@ def name_of(parsed: CollectionName) -> str:
         return f"continuations of {parsed.name}"
     if not parsed.is_training:
         return parsed.name
+    if parsed.group is not None:
+        return f"group {parsed.group}, asked for in iteration {parsed.iteration}"
     round_ = f", round {parsed.refill + 1}" if parsed.refill else ""
     share = f", share {parsed.share.replace('of', ' of ')}" if parsed.share else ""
     return f"iteration {parsed.iteration}{round_}{share}"

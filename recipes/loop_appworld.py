@@ -248,7 +248,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         seconds_publishing = self._publish(versions)
         self._score()
         utils.log_rank_zero(log, SUMMARY_WORDS)
-        for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
+        for iteration in self._iterations_left():
             oldest = self._policy_version - conf.collection.max_policy_lag
             if self._streams:
                 awaited = f"the groups of iteration {iteration}"
@@ -297,7 +297,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
                 return self._end(f"stopped after iteration {iteration}: {reason}")
         if self._streams:
             self._source.ask(lambda source: self._stream.close(source))
-        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
+        self._unscored = self._plan.evaluation(self._iterations_done, self._policy_version, self._adapter_digest)
         self._score()
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}")

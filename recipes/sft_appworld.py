@@ -152,7 +152,7 @@ class SftAppWorldRecipe(TrainingRecipe):
     def train(self) -> None:
         """Pass over the set, log, save and export until ``max_iterations`` or a request to stop."""
         conf = self._config
-        for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
+        for iteration in self._iterations_left():
             self._log(iteration, self.update(iteration))
             if iteration % conf.export_every == 0 or iteration == conf.max_iterations:
                 self._export(iteration)  # before the checkpoint: a resumed run would not export it

@@ -170,7 +170,8 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
     run = write_run(tmp_path / "demo", [0.1, 0.5])
     (tmp_path / "file").touch()
     assert main([str(run), "--out", str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err == f"loop plot: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
+    said = "does not take pictures, give another --out: [Errno 17] File exists"
+    assert capsys.readouterr().err == f"loop plot: {tmp_path / 'file'} {said}: '{tmp_path / 'file'}'\n"
 
 
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):

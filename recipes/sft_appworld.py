@@ -132,7 +132,8 @@ class SftAppWorldRecipe(TrainingRecipe):
     def _setup_set(self, fixed_set: FixedSet, samples: list[Sample]) -> None:
         self._samples = fixed_set.weighted(self._learner.update.prepare(samples))
         read = len(fixed_set.rollouts)
-        require(self._samples, f"{self._key}: none of {read} rollouts counts under the advantage; see there")
+        none = f"{self._key}: none of {read} rollouts counts under advantage {self._config.advantage['_component_']}"
+        require(self._samples, f"{none}: Solved takes those that solve their task, pairs need rewards that differ")
         self._rollouts = fixed_set.used(self._samples)
         self._digest = fixed_set.digest
         tasks = len({rollout.task_id for rollout in self._rollouts})

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight, UnknownTask, create_pool, pool_class
 from loop_formats.places import METRICS_FILE
-from loop_formats.run_files import ADAPTER_FILES, is_adapter, newest_adapter, only_logs
+from loop_formats.run_files import ADAPTER_FILES, find_logs, is_adapter, newest_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.start import launched
@@ -223,8 +223,10 @@ def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
     """Return the checks of :func:`check_rollout_node`, in order, by subject; each raises ConfigError."""
     section = config.rollout_node
     if section.replay is not None:
-        logs = only_logs(Path(section.replay).glob("*"))
-        return {"replay": partial(require, logs, f"rollout_node.replay {section.replay} holds no *.jsonl log")}
+        folder = Path(section.replay)
+        logs = only_logs(folder.glob("*")) if not (folder / METRICS_FILE).exists() else []  # those of a run lie deeper
+        near = f"; did you mean {within[0].parent}?" if (within := find_logs(folder)) else ""
+        return {"replay": partial(require, logs, f"rollout_node.replay {folder} holds no *.jsonl log{near}")}
     if section.url is not None:
         return {"token": partial(check_token, section.token_env)}
     node = config.child

@@ -60,6 +60,7 @@ ASKED_FOR = {
     "loop_recipes.rollouts.stream",
     "loop_recipes.run.tracker",
     "loop_recipes.run.trackers",
+    "loop_recipes.verbs.tune_run",
     "model_families.weights.four_bits",
     "model_families.weights.hub_fetch",
     "model_families.weights.published",

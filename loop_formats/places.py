@@ -78,8 +78,9 @@ def run_meant(path: Path) -> str:
 
     name = str(path).removesuffix(".py")  # a file of functions has its run there too
     around = (*path.absolute().parents, Path("runs") / name, loop_home() / "runs" / name)
-    offered = [folder for folder in around if (folder / METRICS_FILE).is_file()][:1] or runs("*", "*/*")[:2]
+    known = [folder for folder in around if folder != path and (folder / METRICS_FILE).is_file()]
+    offered = known[:1] or runs("*", "*/*")[:2]
     if not offered:
-        beside = {file.parent.name: file.parent for file in path.parent.glob(f"*/{METRICS_FILE}")}
+        beside = {run.name: run for file in path.parent.glob(f"*/{METRICS_FILE}") if (run := file.parent) != path}
         offered = [beside[name] for name in difflib.get_close_matches(path.name, beside, n=2, cutoff=0.75)]
     return f"; did you mean {' or '.join(map(str, offered))}?" if offered else ""

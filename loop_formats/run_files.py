@@ -239,8 +239,9 @@ def read_rollouts(log: Path, vocabulary: int = MOST_IDS) -> list[Rollout]:
     for line in read_lines(log):
         try:
             rollouts.append(Rollout.from_dict(line.record).validate(vocabulary))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{log}:{line.number}: {error}") from error
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            typed = "" if isinstance(error, ValueError) else "a field is of another type: "
+            raise ValueError(f"{log}:{line.number}: {typed}{error}") from error
     return rollouts
 
 

@@ -114,12 +114,12 @@ class RunData:
         opened the log yet and it is too large to read for three numbers. ``failures`` are its failed attempts, {task:
         {reason: count}}, ``wanted`` the requested rollouts, until it has ``ended``. ``name`` is its name on the page,
         ``kind`` is training, dev, evaluation or continuation. ``whole``: the iteration's metrics cover exactly this
-        collection's rollouts. It is false after several shares or rounds, or if a run went back to a checkpoint and
-        collected the iteration again. At the top level, ``no_text`` says why tokens appear as numbers ("" if they do
-        not), and ``node_runs`` whether a running node can continue rollouts. ``head``: see :func:`run_head`;
-        ``settings``, ``starts`` and ``result``: see :mod:`loop_viewer.run_record`. ``damage``, of a collection and at
-        the top level, names the lines that cannot be read; they are left out. ``shown_once`` is a line on collections
-        that several runs share and the page shows once; "" if there are none.
+        collection's rollouts. It is false after several shares or rounds, for a stream's groups, or if a run went back
+        to a checkpoint and collected the iteration again. At the top level, ``no_text`` says why tokens appear as
+        numbers ("" if they do not), and ``node_runs`` whether a running node can continue rollouts. ``head``: see
+        :func:`run_head`; ``settings``, ``starts`` and ``result``: see :mod:`loop_viewer.run_record`. ``damage``, of a
+        collection and at the top level, names the lines that cannot be read; they are left out. ``shown_once`` is a
+        line on collections that several runs share and the page shows once; "" if there are none.
 
         Raises:
             ValueError: the folder is gone.
@@ -161,7 +161,7 @@ class RunData:
             parsed = parsed_ids[name]
             if parsed.is_training and (parsed.iteration or 0) <= done:
                 continue
-            size = log.path.stat().st_size
+            in_part, size = parsed.share or parsed.group is not None, log.path.stat().st_size
             if size - log.read_to <= READ_AT_ONCE_BYTES:
                 self._read_on(log)
             listed = ListedCollection.of(log.path)
@@ -172,7 +172,7 @@ class RunData:
                     "id": name,
                     "name": names[name] if alike[names[name]] == 1 else name,
                     "iteration": parsed.iteration,
-                    "whole": parsed.is_training and parsed.share is None and times[parsed.iteration] == 1,
+                    "whole": parsed.is_training and times[parsed.iteration] == 1 and not in_part,
                     "kind": kind_of(parsed),
                     "bytes": size,
                     "totals": totals(log.summaries),

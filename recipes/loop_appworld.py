@@ -208,16 +208,16 @@ class LoopAppWorldRecipe(TrainingRecipe):
 
         before = state and state.get("stream")
         conf = self._config.collection
-        self._stream = Stream(conf, self._plan, self._output_dir, self._iterations_done, before)
-        if state is not None and state.get("fingerprint") != self._fingerprint:
-            self._stream.give_up()
+        changed = state is not None and state.get("fingerprint") != self._fingerprint
+        self._stream = Stream(conf, self._plan, self._output_dir, self._iterations_done, before, changed)
 
     def _restore(self, checkpoint: TrainingState) -> None:
         state = checkpoint.state
         self._iterations_done = state["iteration"]
         self._policy_version = state["policy_version"]
         self._idle_iterations = state["idle_iterations"]
-        self._pending = None if state["pending"] is None else CollectionRequest.from_dict(state["pending"])
+        pending = None if self._streams else state["pending"]
+        self._pending = pending and CollectionRequest.from_dict(pending)
         self._unscored = None if state["unscored"] is None else CollectionRequest.from_dict(state["unscored"])
         self._plan.load_state_dict(state["sampler"], self._config.accept_changes)
         if state.get("fingerprint") != self._fingerprint:  # the requests were for another model or grader
@@ -250,7 +250,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
         seconds_publishing = self._publish(versions)
         self._score()
         utils.log_rank_zero(log, SUMMARY_WORDS)
-        for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
+        for iteration in self._iterations_left():
             oldest = self._policy_version - conf.collection.max_policy_lag
             if self._streams:
                 awaited = f"the groups of iteration {iteration}"
@@ -299,7 +299,7 @@ class LoopAppWorldRecipe(TrainingRecipe):
                 return self._end(f"stopped after iteration {iteration}: {reason}")
         if self._streams:
             self._source.ask(lambda source: self._stream.close(source))
-        self._unscored = self._plan.evaluation(conf.max_iterations, self._policy_version, self._adapter_digest)
+        self._unscored = self._plan.evaluation(self._iterations_done, self._policy_version, self._adapter_digest)
         self._score()
         if self._unscored is not None:
             return self._end(f"stopped while waiting for {self._unscored.id}")

@@ -132,7 +132,8 @@ class SftAppWorldRecipe(TrainingRecipe):
     def _setup_set(self, fixed_set: FixedSet, samples: list[Sample]) -> None:
         self._samples = fixed_set.weighted(self._learner.update.prepare(samples))
         read = len(fixed_set.rollouts)
-        require(self._samples, f"{self._key}: none of {read} rollouts counts under the advantage; see there")
+        none = f"{self._key}: none of {read} rollouts counts under advantage {self._config.advantage['_component_']}"
+        require(self._samples, f"{none}: Solved takes those that solve their task, pairs need rewards that differ")
         self._rollouts = fixed_set.used(self._samples)
         self._digest = fixed_set.digest
         tasks = len({rollout.task_id for rollout in self._rollouts})
@@ -152,7 +153,7 @@ class SftAppWorldRecipe(TrainingRecipe):
     def train(self) -> None:
         """Pass over the set, log, save and export until ``max_iterations`` or a request to stop."""
         conf = self._config
-        for iteration in range(self._iterations_done + 1, conf.max_iterations + 1):
+        for iteration in self._iterations_left():
             self._log(iteration, self.update(iteration))
             if iteration % conf.export_every == 0 or iteration == conf.max_iterations:
                 self._export(iteration)  # before the checkpoint: a resumed run would not export it

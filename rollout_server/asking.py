@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
 from loop_formats.run_files import NODE_SECRET, node_address
 from loop_formats.schema import ConfigError
 from loop_plumbing.secret import required_secret
 from rollout_server.client import RolloutClient
-from rollout_server.display import status_tables
+from rollout_server.display import status_lines
 
 DEFAULT_TOKEN_ENV = "ROLLOUT_SERVER_TOKEN"
 ROOTS = (".", "node", "evaluation/node")
@@ -48,12 +46,13 @@ def ask(arguments: list[str], program: str) -> None:
     if "://" not in url:
         running = {each: at for each in ROOTS if (at := node_address(Path(options.node, each)))}
         if not running:
-            raise ConfigError(f"no rollout node is running in {options.node}; a run's node runs while the run does")
+            why = "a run's node runs while the run does, and an address begins with http://"
+            raise ConfigError(f"no rollout node is running in {options.node}; {why}")
         root, url = next(iter(running.items()))
         secret = node_secret(Path(options.node, root))
     token = secret or required_secret(options.token_env, "the secret that the node was started with")
     client = RolloutClient(url, token, timeout_s=10.0, reconnect_s=0.0)
     if word == "status":
-        Console().print(status_tables(url, client.status()))
+        print(*status_lines(url, client.status()), sep="\n")
     else:
         print(f"{options.id}: {client.cancel(options.id)}")

@@ -1,33 +1,25 @@
-"""The tables of ``rollout-server status``."""
+"""The lines of ``rollout-server status``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
+from loop_plumbing.sanitize import sanitize
 
 
-def status_tables(url: str, status: dict[str, Any]) -> Group:
-    """Return tables of a node's state: its model and policies, its servers, its last collections."""
-    head = Text(f"{url}: {status['status']}")
+def status_lines(url: str, status: dict[str, Any]) -> Iterator[str]:
+    """Yield lines on a node's state: its model and policies, its servers, its last collections. An id is whole, since
+    another command takes it."""
+    yield f"{url}: {status['status']}"
     if status["status"] == "ok":
         versions = ", ".join(f"{version} ({count} using it)" for version, count in status["policy_users"].items())
-        head.append(f"\nmodel {status['model']}, dataset {status['dataset']}, policy versions {versions or 'none'}")
-    servers = Table("server", "state", "running", "waiting", "KV use", "restarts", "last error", title="Servers")
+        yield f"model {status['model']}, dataset {status['dataset']}, policy versions {versions or 'none'}"
     for item in status["servers"]:
-        servers.add_row(
-            f"{item['name']} {item['url']}",
-            item["state"],
-            f"{item['running']:g}",
-            f"{item['waiting']:g}",
-            f"{item['kv_usage']:.0%}",
-            str(item["restarts"]),
-            (item["last_error"] or "").splitlines()[0] if item["last_error"] else "",
-        )
-    columns = ("id", "state", "finished", "needed", "running", "waiting", "dropped", "failed", "lost")
-    collections = Table(*columns, title="Collections")
+        error = f", last error: {sanitize(item['last_error'].splitlines()[0])}" if item["last_error"] else ""
+        load = f"{item['running']:g} running, {item['waiting']:g} waiting, KV use {item['kv_usage']:.0%}"
+        yield f"{item['name']} {item['url']}: {item['state']}, {load}, {item['restarts']} restarts{error}"
     for item in status["collections"]:
-        collections.add_row(*(str(item[column]) for column in columns))
-    return Group(head, servers, collections)
+        counts = [f"{item[key]} {key}" for key in ("running", "waiting", "dropped", "failed", "lost") if item[key]]
+        done = f"{item['finished']} of {item['needed']} finished"
+        yield f"{item['id']}: {', '.join([item['state'], done, *counts])}"

@@ -195,8 +195,10 @@ function SearchField({ label, value, onText }) {
 /** Search all collections of a run for a text: how many sequences of each have it, with a link to their list. */
 function SearchAll({ collections }) {
   const [text, setText] = useState("");
+  const counts = useRef({}); // what has not grown is not searched again
+  const count = async ({ id, bytes }) => (counts.current[`${id} ${bytes} ${text}`] ??= (await api.search(id, text)).length);
   const found = useLoaded(
-    async () => (text ? await Promise.all(collections.map(async (item) => ({ item, count: (await api.search(item.id, text)).length }))) : []),
+    async () => (text ? await Promise.all(collections.map(async (item) => ({ item, count: await count(item) }))) : []),
     [text, collections.map(({ id, bytes }) => `${id} ${bytes}`).join()],
   );
   const hits = (found.value ?? []).filter(({ count }) => count);

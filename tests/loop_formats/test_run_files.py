@@ -92,13 +92,22 @@ def test_a_blank_line_counts_and_is_left_out(tmp_path, blank):
     assert [line.start for line in whole_lines(path)] == [0, 10 + len(blank)]
 
 
-def test_a_line_that_is_no_rollout_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"reward": None}, "a field is of another type: "),
+        ({"payment": 1.0}, "not a rollout of schema 2"),
+        ({"messages": {"a": 1}}, "a field is of another type: 0"),
+        ({"branch_of": []}, "a field is of another type: "),
+    ],
+)
+def test_a_line_that_is_no_rollout_is_named(tmp_path, damage, message):
     log = tmp_path / "a.jsonl"
     log.write_text('{"tampered": null, ' + ROLLOUT.to_json()[1:] + "\n")  # an older log
     assert read_rollouts(log) == [ROLLOUT]
     with log.open("a") as file:
-        file.write(ROLLOUT.to_json().replace('"reward":', '"payment":') + "\n")
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: not a rollout of schema 2"):
+        file.write(json.dumps(ROLLOUT.to_dict() | damage) + "\n")
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(log))}:2: .*{message}"):
         read_rollouts(log)
 
 

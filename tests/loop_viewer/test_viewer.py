@@ -100,13 +100,15 @@ def test_an_iteration_that_was_collected_twice_is_marked(run_folder, tmp_path):
         "demo-i0001-aaaaaaaaaa",
         "demo-i0002-aaaaaaaaaa",
         "demo-i0002-bbbbbbbbbb",
+        "demo-i0003-g7-aaaaaaaaaa",
         "demo-i0002-dev-cccccccccc",
     ):
         (folder / f"{name}.jsonl").write_bytes((run_folder / "node/collections/demo-i0002.jsonl").read_bytes())
     collections = opened(tmp_path).overview()["collections"]
-    assert [item["whole"] for item in collections] == [True, False, False, False]
+    assert [item["whole"] for item in collections] == [True, False, False, False, False]
+    streamed = "group 7, asked for in iteration 3"
     twice = ["demo-i0002-aaaaaaaaaa", "demo-i0002-bbbbbbbbbb"]
-    assert [item["name"] for item in collections] == ["iteration 1", *twice, "dev tasks after iteration 2"]
+    assert [item["name"] for item in collections] == ["iteration 1", *twice, streamed, "dev tasks after iteration 2"]
 
 
 def test_token_statistics_are_shown_where_there_are_some(run):

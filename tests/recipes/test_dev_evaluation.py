@@ -76,7 +76,8 @@ def logs(folder):
     return folder / "logs"
 
 
-def test_a_policy_is_scored_while_the_next_iteration_updates(tmp_path, monkeypatch):
+@pytest.mark.fault("a run that was to have fewer iterations than it has gave one of them the score of the last")
+def test_a_policy_is_scored_while_the_next_iteration_updates(tmp_path, monkeypatch, caplog):
     source = ScriptedNode(logs(tmp_path), solved=[1, 0, 3, 0, 2])
     lines = run(tmp_path, monkeypatch, source, 4, every=2, keep_last_checkpoints=1)
     assert source.events[:9] == [
@@ -96,6 +97,9 @@ def test_a_policy_is_scored_while_the_next_iteration_updates(tmp_path, monkeypat
     assert [line.get("dev_reward") for line in lines] == [0.625, None, 0.875, 0.75]
     kept = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert [int(name.rpartition("_")[2].rpartition("-")[2]) for name in kept] == [2, 4]
+    source = ScriptedNode(logs(tmp_path), solved=[1, 0, 3, 0, 2])
+    assert run(tmp_path, monkeypatch, source, 2, every=2, resume_from_checkpoint=True) == lines, "more were done"
+    assert "4 iterations are done, and max_iterations is 2: give more to go on" in caplog.text
 
 
 def test_an_evaluation_comes_before_the_collection_of_the_next_iteration(tmp_path, monkeypatch):

@@ -127,6 +127,10 @@ def test_a_set_that_cannot_be_trained_on_is_refused_by_name(tmp_path):
         ),
         ([CLIPPED], r"ClippedPolicyLoss needs rollouts of the policy in training"),
         (["update.exact_entropy=True"], r"update\.exact_entropy must be left out"),
+        (
+            ["update.min_abs_advantage=9"],
+            r"rollouts\.logs: none of \d+ rollouts counts under .*: Solved takes",
+        ),
         (["update.max_tokens_per_rollout=1"], r"max_tokens_per_rollout is 1, and none of \d+ rollouts"),
     ):
         with pytest.raises(ConfigError, match=message):

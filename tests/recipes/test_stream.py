@@ -14,6 +14,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import read_lines, write_rollouts
 from loop_formats.run_folder import STREAM_FILE, read_metrics
@@ -21,6 +22,8 @@ from loop_formats.schema import ConfigError
 from loop_recipes.algorithm import scoring
 from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.engine.checkpoint import latest_checkpoint
+from loop_recipes.rollouts.group_stream import Group
+from loop_recipes.rollouts.stream import Stream
 from loop_recipes.run.metrics import METRICS
 from rollout_server.client import CollectionFailed
 from support.counter_node import TOKEN, local_node
@@ -286,3 +289,33 @@ async def test_a_real_node_streams_with_versions_that_take_over_in_mid_episode(p
     assert not [row for row in rows if row["state"] == "running"]
     names = [each["group"] for groups in taken(tmp_path / "run").values() for each in groups]
     assert len(names) == len(set(names)) == 4 * cfg.collection.tasks_per_iteration
+
+
+STATE = {"opened": 1, "groups": [], "durations": []}
+REQUEST = CollectionRequest("a", ["task_1"], 4, 0, 2)
+OPENED = json.dumps({"opened": 1, "request": REQUEST.to_dict()}) + "\n"
+TAKEN = '{"taken": {"group": "a", "iteration": 2}}\n'
+
+
+@pytest.mark.parametrize(
+    ("state", "lines", "give_up", "message"),
+    [
+        (False, "{oops\n", False, ""),  # it was no stream until now
+        (STATE, OPENED + TAKEN, True, ""),
+        (STATE, TAKEN, False, "stream.jsonl:1 is not a line of this stream; remove it and the lines after it"),
+        (STATE, "{oops\n", False, "stream.jsonl:1 is not a JSON object"),
+        (
+            STATE | {"groups": [vars(Group(0, 0))]},
+            "",
+            False,
+            "stream.jsonl does not say what group 0 is; bring the file",
+        ),
+    ],
+)
+@pytest.mark.fault("a resumed run ended with a traceback because its stream began only now, or had a damaged line")
+def test_a_stream_begins_anew_or_says_why_it_cannot_go_on(config, tmp_path, state, lines, give_up, message):
+    (tmp_path / STREAM_FILE).write_text(lines)
+    collection = read_config(OmegaConf.load(config), LoopConfig).collection
+    with pytest.raises(ConfigError, match=f"^resume_from_checkpoint: .*{message}") if message else nullcontext():
+        Stream(collection, None, tmp_path, 1, state, give_up)
+    assert (tmp_path / STREAM_FILE).read_text() == (lines if message else "")

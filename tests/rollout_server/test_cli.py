@@ -39,7 +39,7 @@ def test_the_limit_of_open_files_is_raised_to_what_the_episodes_need(soft, hard,
 
 async def test_status_says_who_uses_a_version_and_cancel_ends_its_use(running, policy, monkeypatch, capsys):
     monkeypatch.setenv(DEFAULT_TOKEN_ENV, TOKEN)
-    monkeypatch.setenv("COLUMNS", "200")
+    running.node.servers.servers[0].last_error = "[/a.cc:5] closed\nand more"
     running.vllm.answers = lambda body: False
     await running.call(running.client.publish_policy, 1, policy / "adapter1")
     await running.call(running.client.start_collection, counter_request())
@@ -48,7 +48,9 @@ async def test_status_says_who_uses_a_version_and_cancel_ends_its_use(running, p
         await running.call(main, [arguments[0], running.url, *arguments[1:]])
         return capsys.readouterr().out
 
-    assert "policy versions 0 (1 using it), 1 (0 using it)" in await said("status")
+    shown = await said("status")
+    assert "policy versions 0 (1 using it), 1 (0 using it)" in shown
+    assert "last error: [/a.cc:5] closed\nc1: running, 0 of " in shown, "whole, whatever is in it"
     assert await said("cancel", "c1") == "c1: cancelled\n"
     run = await running.node.collection("c1")
     await wait_until(lambda: run.idle)

@@ -119,6 +119,10 @@ def read_task(folder: Path, variables: Mapping[str, str]) -> HarborTask:
         for key in ("agent", "verifier", "environment", "solution"):
             if not isinstance(config.setdefault(key, {}), dict):
                 raise ValueError(f"{key} must be a table")
+            if not isinstance(config[key].get("env", {}), dict):
+                raise ValueError(f"{key}.env must be a table")
+        if not isinstance(config.setdefault("artifacts", []), list):
+            raise ValueError("artifacts must be a list of paths")
         _refuse(config, folder)
         environment, agent, verifier = config["environment"], config["agent"], config["verifier"]
         mode = environment.get("network_mode", "public" if environment.get("allow_internet", True) else "no-network")
@@ -141,7 +145,7 @@ def read_task(folder: Path, variables: Mapping[str, str]) -> HarborTask:
             variables=_resolved("environment", environment, variables),
             verifier_variables=_resolved("verifier", verifier, variables),
             solution_variables=_resolved("solution", config["solution"], variables),
-            artifacts=tuple(map(check_artifact, config.get("artifacts", ()))),
+            artifacts=tuple(map(check_artifact, config["artifacts"])),
             agent_s=_number(agent, "timeout_sec", AGENT_S),
             verifier_s=_number(verifier, "timeout_sec", VERIFIER_S),
             build_s=_number(environment, "build_timeout_sec", BUILD_S),

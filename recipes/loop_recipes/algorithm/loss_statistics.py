@@ -31,8 +31,8 @@ class LossStatistics:
     def add_metrics(self, metrics: Mapping[str, Tensor]) -> None:
         """Keep values, on the CPU, whose means the summary has under the same names."""
         for name, values in metrics.items():
-            values = values.cpu()
-            self._metrics[name].append(values.float() if values.dtype == torch.bool else values)
+            values = torch.as_tensor(values).detach().cpu().flatten()
+            self._metrics[name].append(values if values.is_floating_point() else values.float())
 
     def join(self, other: LossStatistics) -> None:
         """Add the values of ``other`` to these."""

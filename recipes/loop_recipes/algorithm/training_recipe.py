@@ -128,6 +128,13 @@ class TrainingRecipe:
         self._cleanup.callback(self._metrics.close)
         self._metrics.tell()  # lines that a killed run had saved and not sent
 
+    def _iterations_left(self) -> range:
+        """Return the iterations to come; log that there are none."""
+        done, last = self._iterations_done, self._config.max_iterations
+        if done >= last:
+            utils.log_rank_zero(log, f"{done} iterations are done, and max_iterations is {last}: give more to go on")
+        return range(done + 1, last + 1)
+
     def _write(self, line: dict[str, Any], summary: str) -> None:
         """Log an iteration's line, and its summary to the terminal."""
         on_main_rank(lambda: self._metrics.log({**line, "peak_memory_gib": peak_memory_gib(self._device)}))

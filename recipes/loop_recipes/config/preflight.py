@@ -11,12 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import torch
-from torch import Tensor, nn
-
 from agent_environments.protocol import PoolWithLeastContext, PoolWithPreflight, UnknownTask, create_pool, pool_class
 from loop_formats.places import METRICS_FILE
-from loop_formats.run_files import ADAPTER_FILES, is_adapter, only_logs
+from loop_formats.run_files import ADAPTER_FILES, find_logs, is_adapter, newest_adapter, only_logs
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.start import launched
@@ -52,8 +49,13 @@ def check_learner(config: LearnerConfig, *, starts_now: bool = True) -> None:
         "attention is fa4, which is checked for packed rows alone: give update.packed: True, or attention: fa2",
     )
     _check_components(config)
-    _check_checkpoint_files(config)
+    check_folders(config, starts_now=starts_now)
     _check_shared_rows(config, launched("WORLD_SIZE", 1) if starts_now else None)
+
+
+def check_folders(config: LearnerConfig, *, starts_now: bool = True) -> None:
+    """Check the folders of :func:`check_learner`; torch is not imported."""
+    _check_checkpoint_files(config)
     if starts_now:
         _check_new_or_resumed(config)
     check_can_write(Path(config.output_dir))
@@ -89,8 +91,9 @@ def check_adapter_folder(key: str, name: str | None, config: LearnerConfig) -> N
     """
     if not name:
         return
-    folder = Path(name)
-    require(is_adapter(folder), f"{key} {folder} is not a PEFT adapter: it must hold {' and '.join(ADAPTER_FILES)}")
+    folder, files = Path(name), " and ".join(ADAPTER_FILES)
+    near = "" if (newest := newest_adapter(folder)) is None else f"; did you mean {newest}?"
+    require(is_adapter(folder), f"{key} {folder} is not a PEFT adapter: it must hold {files}{near}")
     with raised_as(ConfigError, f"{key} {folder}: ", OSError, ValueError):
         check_adapter(folder, BaseModel.read(config.base_model), MAX_LORA_RANK)
     check_trained_on(key, folder, config)
@@ -154,6 +157,9 @@ def _check_components(config: LearnerConfig) -> None:
 def _check_optimizer(config: LearnerConfig) -> None:
     """Take a trial step to check that the optimizer and its schedule accept their options, and that checkpoints can
     hold the optimizer's state."""
+    import torch  # takes seconds
+    from torch import Tensor, nn
+
     weight = nn.Parameter(torch.zeros(64, 64))
     weight.grad = torch.zeros_like(weight)
     optimizer = build_checked("optimizer", config.optimizer, torch.optim.Optimizer, [weight])
@@ -217,8 +223,10 @@ def node_checks(config: LoopConfig, starts_now: bool = True) -> Checks:
     """Return the checks of :func:`check_rollout_node`, in order, by subject; each raises ConfigError."""
     section = config.rollout_node
     if section.replay is not None:
-        logs = only_logs(Path(section.replay).glob("*"))
-        return {"replay": partial(require, logs, f"rollout_node.replay {section.replay} holds no *.jsonl log")}
+        folder = Path(section.replay)
+        logs = only_logs(folder.glob("*")) if not (folder / METRICS_FILE).exists() else []  # those of a run lie deeper
+        near = f"; did you mean {within[0].parent}?" if (within := find_logs(folder)) else ""
+        return {"replay": partial(require, logs, f"rollout_node.replay {folder} holds no *.jsonl log{near}")}
     if section.url is not None:
         return {"token": partial(check_token, section.token_env)}
     node = config.child

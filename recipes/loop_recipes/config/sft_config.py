@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from loop_formats.run_files import find_logs
 from loop_formats.schema import STRICT, Some, require
 from loop_recipes.config.loop_config import Component, LearnerConfig
 
@@ -22,6 +24,14 @@ class FixedSetConfig:
     logs: Some[str]
     """Logs of rollouts, or folders of runs, collections and demonstrations with logs. Evaluations in a folder, also
     those on dev, are left out."""
+
+    def paths(self) -> list[tuple[Path, list[Path]]]:
+        """Return each of ``logs`` with the logs there. Raises ConfigError for one without logs."""
+        paths = [(Path(name), find_logs(Path(name)) if Path(name).exists() else []) for name in self.logs]
+        for path, logs in paths:
+            none = f"rollouts.logs: {path} is not a log of rollouts, or a folder with collections/*.jsonl below it"
+            require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
+        return paths
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -53,3 +63,10 @@ class SftConfig(LearnerConfig):
     def data_files(self) -> list[str]:
         """The files of ``data``."""
         return [self.data] if isinstance(self.data, str) else list(self.data or ())
+
+    def check_set(self) -> None:
+        """Raise ConfigError unless the files of the set are there."""
+        for file in self.data_files:
+            require(Path(file).is_file(), f"data: {file} is not a file")
+        if not self.data_files:
+            self.rollouts.paths()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from agent_environments.description import Description
+from loop_formats.places import METRICS_FILE
 from loop_formats.run_files import to_json, write_whole
 from loop_recipes.config.loop_config import keys_to_keep
 from loop_recipes.evaluation.comparison import Comparison, compare_with_first, comparison_tables
@@ -346,6 +347,8 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
         ]
         begun = folder.is_dir() and any(folder.iterdir())
         why = "it has not ended, and the same `loop eval` goes on with it" if begun else "nothing is there"
+        if (folder / METRICS_FILE).is_file():
+            why = "it is a training run, which `loop eval` has not scored"
         why = next((f"did you mean {path.parent}?" for path in near if path.is_file()), why)
         raise ValueError(f"{folder} holds no evaluation with a {Path(error.filename).name}: {why}") from error
     except (OSError, ValueError) as error:

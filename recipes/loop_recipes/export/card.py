@@ -40,7 +40,7 @@ class Base:
     @property
     def served(self) -> list[str]:
         """Return the words that name the base model in a server's command line on this machine."""
-        return [self.name, "--revision", self.commit] if self.commit else [str(self.folder)]
+        return [self.name, "--revision", self.commit] if self.commit else [str(self.folder.absolute())]
 
 
 def _licence(folder: Path) -> str | None:

@@ -109,7 +109,8 @@ def export(run: Path, config: ExportConfig) -> Exported:
     adapter, base_folder = _adapter_of(run, config.policy), Path(conf.base_model)
     folder = Path(config.to or run / "export" / "-".join(filter(None, (adapter.name, config.merge)))).absolute()
     require(not folder.exists(), f"{folder} exists; remove it, or give to=FOLDER")
-    require(base_folder.is_dir(), f"the base model {base_folder} is not there any more")
+    gone = "is not there any more" if base_folder.is_absolute() else "is not here: go to where the run was started"
+    require(base_folder.is_dir(), f"the base model {base_folder} {gone}")
     for each in (adapter, base_folder):
         _check_links(each)
     base, check = Base.of(base_folder), None

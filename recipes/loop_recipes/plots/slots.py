@@ -14,6 +14,7 @@ from loop_formats.ids import parse_collection_id
 from loop_formats.places import labelled_paths
 from loop_formats.run_files import find_logs, meta_path, read_lines
 from loop_formats.run_folder import read_metrics
+from loop_plumbing.breakage import raised_as
 from loop_recipes.plots.style import COLOURS
 
 
@@ -26,14 +27,15 @@ def slots_over_time(curves: Sequence[str]) -> Figure:
     figure, grid = plt.subplots(2, len(runs), figsize=size, squeeze=False, sharex=True, sharey="row", layout="tight")
     for (slots, lost), (label, run) in zip(grid.T, runs.items(), strict=True):
         times, policies, datasets = dict[str, np.ndarray](), dict[int, float](), set[str]()
-        for log in find_logs(run):
-            records = [line.record for line in read_lines(log) if not line.record["segment"]]
-            if len(spans := episode_times(log, records)):
-                times[log.stem] = spans
-            datasets |= {record["dataset"] for record in records}
-            if not parse_collection_id(log.stem).is_score:  # whose policies have no numbers of the run
-                for version, at in _turns(records):
-                    policies[version] = min(at, policies.get(version, at))
+        with raised_as(ValueError, f"{run}: the files of a collection, perhaps of an earlier version, lack ", KeyError):
+            for log in find_logs(run):
+                records = [line.record for line in read_lines(log) if not line.record["segment"]]
+                if len(spans := episode_times(log, records)):
+                    times[log.stem] = spans
+                datasets |= {record["dataset"] for record in records}
+                if not parse_collection_id(log.stem).is_score:  # whose policies have no numbers of the run
+                    for version, at in _turns(records):
+                        policies[version] = min(at, policies.get(version, at))
         if not times:
             raise ValueError(f"{run}: no episode has ended yet, so there is nothing to draw")
         spans = np.concatenate([*times.values()])
@@ -83,4 +85,4 @@ def episode_times(log: Path, records: Sequence[dict[str, Any]]) -> np.ndarray:
         if "end" in fact:
             over = opened[-1] + fact["end"]["seconds"]
             spans += [(over - seconds, over) for seconds in fact["end"]["dropped_seconds"]]
-    return np.array([(min(opened[0], began), began, ended) for began, ended in spans])
+    return np.array([(min([*opened[:1], began]), began, ended) for began, ended in spans])

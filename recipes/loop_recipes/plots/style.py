@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loop_formats.run_files import whole_file
+from loop_plumbing.breakage import raised_as
 
 mpl.rcParams["text.parse_math"] = False  # a task id may hold dollars
 
@@ -44,10 +45,14 @@ def lowest(grid: np.ndarray) -> list[Axes]:
 
 
 def save(figure: Figure, output: Path, name: str) -> list[Path]:
-    """Write ``<name>.png`` and ``<name>.svg``, each whole or not at all, and close the figure; returns the paths."""
-    output.mkdir(parents=True, exist_ok=True)
-    written = []
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "loop"}):
+    """Write ``<name>.png`` and ``<name>.svg``, each whole or not at all, and close the figure; returns the paths.
+
+    Raises:
+        ValueError: they cannot be written there.
+    """
+    written, cannot = [], f"{output} does not take pictures, give another --out: "
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "loop"}), raised_as(ValueError, cannot, OSError):
+        output.mkdir(parents=True, exist_ok=True)
         for suffix in ("png", "svg"):
             path = output / f"{name}.{suffix}"
             with whole_file(path) as partial:

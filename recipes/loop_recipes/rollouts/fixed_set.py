@@ -15,7 +15,7 @@ import torch
 from agent_environments.shared_grade import refuse_shared_grade
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout
-from loop_formats.run_files import find_logs, read_rollouts
+from loop_formats.run_files import read_rollouts
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_recipes.algorithm.method_plan import MethodPlan
@@ -131,11 +131,7 @@ def read_fixed_set(config: FixedSetConfig, maker: SampleMaker | None = None, voc
     """
     rollouts: list[Rollout] = []
     maker = maker or SampleMaker()
-    for name in config.logs:
-        path = Path(name)
-        logs = find_logs(path) if path.exists() else []
-        none = f"rollouts.logs: {name} is not a log of rollouts, or a folder with collections/*.jsonl below it"
-        require(logs, f"{none}; name the folder of a run, as in rollouts.logs='[runs/demo]'")
+    for path, logs in config.paths():
         for log in logs:
             if path.is_file() or _to_learn_from(log, maker.reads_branches):
                 with raised_as(ConfigError, "rollouts.logs: "):

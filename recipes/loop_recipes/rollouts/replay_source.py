@@ -45,7 +45,8 @@ class ReplaySource:
 
         if any(name.group is not None for name in names.values()):
             logs = {log.stem: log for log in self._logs}
-            self._iterations = [[logs[group] for group in groups] for groups in _taken(folder, logs)]
+            with raised_as(ConfigError, "rollout_node.replay: "):
+                self._iterations = [[logs[group] for group in groups] for groups in _taken(folder, logs)]
             return
         self._iterations = [list(group) for _, group in groupby(self._logs, whose)]
         for log, following in (pair for logs in self._iterations for pair in pairwise(logs)):
@@ -85,7 +86,7 @@ class ReplaySource:
         number = parse_collection_id(request.id).iteration or 0
         there = len(self._iterations)
         if number > there:
-            raise NoRollouts(f"iteration {number} was asked for, but only {there} logs can be replayed")
+            raise NoRollouts(f"iteration {number} was asked for, but only {there} can be replayed")
         rollouts = [rollout for log in self._iterations[number - 1] for rollout in self._read_log(log)]
         return Collected(rollouts, CollectionEnd("complete", len(by_episode(rollouts)), 0, 0, {}, 0.0), 0.0)
 
@@ -103,14 +104,12 @@ def _taken(folder: Path, logs: Collection[str]) -> list[list[str]]:
     path = folder.resolve()
     files = [each / STREAM_FILE for each in (path, *path.parents[:FOLDERS_ABOVE])]
     file = next((each for each in files if each.is_file()), None)
-    require(
-        file, f"rollout_node.replay: {folder} holds the groups of a stream; lay its run's {STREAM_FILE} beside them"
-    )
+    require(file, f"{folder} holds the groups of a stream; lay its run's {STREAM_FILE} beside them")
     assert file is not None, "it is required"
     taken: dict[int, list[str]] = {}
     for line in read_lines(file):
         match line.record:
             case {"taken": {"group": str(group), "iteration": int(iteration)}}:
-                require(group in logs, f"rollout_node.replay: {file}:{line.number} names {group}, whose log is missing")
+                require(group in logs, f"{file}:{line.number} names {group}, whose log is missing")
                 taken.setdefault(iteration, []).append(group)
     return [taken[iteration] for iteration in sorted(taken)]

@@ -25,6 +25,7 @@ from loop_formats.run_files import read_lines, write_whole, writing
 from loop_formats.run_folder import STREAM_FILE
 from loop_formats.schema import ConfigError
 from loop_plumbing import running_time
+from loop_plumbing.breakage import raised_as
 from loop_recipes.config.loop_config import CollectionConfig
 from loop_recipes.rollouts.group_stream import Group, GroupStream
 from loop_recipes.rollouts.node_source import NodeSource
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Seconds between two requests for the node's state."""
+CURE = "remove it and the lines after it, or give the config that the run was started with"
 
 
 class Stream:
@@ -46,10 +48,11 @@ class Stream:
     Args:
         folder: the run's folder.
         iterations_done: number of iterations in the checkpoint that the run goes on from.
-        state: the stream's state in the checkpoint; None begins anew.
+        state: the stream's state in the checkpoint; without one the stream begins anew.
+        give_up: true if the model or the grader has changed: all open groups are given up.
 
     Raises:
-        ConfigError: ``stream.jsonl`` lacks a group that the checkpoint names.
+        ConfigError: ``stream.jsonl`` is damaged, lacks a group that the checkpoint names, or is of another config.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Stream:
         folder: Path,
         iterations_done: int,
         state: Mapping[str, Any] | None,
+        give_up: bool = False,
     ) -> None:
         self._config, self._plan = config, plan
         self._groups = GroupStream(
@@ -76,15 +80,16 @@ class Stream:
         self._last_take = self._looked = running_time.now()
         self._paced, self._paced_s = False, 0.0
         file = folder / STREAM_FILE
-        if state is None:
+        if not state:
             file.unlink(missing_ok=True)
         else:
-            self._go_on(file, iterations_done, state)
+            with raised_as(ConfigError, "resume_from_checkpoint: "):
+                self._go_on(file, iterations_done, state, give_up)
         self._log = AppendLog(file, lambda record: True)
 
-    def _go_on(self, file: Path, iterations_done: int, state: Mapping[str, Any]) -> None:
+    def _go_on(self, file: Path, iterations_done: int, state: Mapping[str, Any], give_up: bool) -> None:
         """Read the groups opened and taken since the checkpoint, and the requests of the groups in the checkpoint."""
-        self._groups.load_state_dict(state)
+        self._groups.load_state_dict({**state, "groups": []} if give_up else state)
         known, lines, numbers = self._groups.opened, list[str](), dict[str, int]()
         for line in read_lines(file) if file.exists() else ():
             match line.record:
@@ -92,30 +97,26 @@ class Stream:
                     request = CollectionRequest.from_dict(fields)
                     numbers[request.id] = number
                     if number >= known:
+                        if give_up:
+                            break
                         if self._plan.next_task(iterations_done + 1) != request.tasks[0]:
-                            raise ConfigError(
-                                f"{file}:{line.number}: the run would draw another task now; remove the line"
-                            )
+                            raise ConfigError(f"{file}:{line.number}: the run would draw another task now; {CURE}")
                         self._groups.open(request.policy_version)
                     if number in self._groups.groups:
                         self._requests[number] = request
-                case {"taken": {"group": str(group), "iteration": int(iteration)}}:
-                    if iteration > iterations_done + 1:  # the run went back: later lines are of weights that it gave up
+                case {"taken": {"group": str(group), "iteration": int(iteration)}} if group in numbers:
+                    if iteration > iterations_done + (
+                        not give_up
+                    ):  # the run went back: later lines are of weights that it gave up
                         break
                     if iteration > iterations_done:
                         self._taken.append(numbers[group])
                 case _:
-                    raise ConfigError(f"{file}:{line.number} is not a line of a stream")
+                    raise ConfigError(f"{file}:{line.number} is not a line of this stream; {CURE}")
             lines.append(json.dumps(line.record))
         if missing := self._groups.groups.keys() - self._requests.keys():
             raise ConfigError(f"{file} does not say what group {min(missing)} is; bring the file back")
         write_whole(file, "".join(f"{line}\n" for line in lines))
-
-    def give_up(self) -> None:
-        """Give up all open groups, for a run whose model or grader has changed."""
-        self._groups.take(list(self._groups.groups.values()))
-        self._requests.clear()
-        self._taken = []
 
     def take(self, source: NodeSource, iteration: int, version: int, served: int, adapter: str) -> Collected:
         """Wait for the groups of an iteration; return their rollouts, once ``stream.jsonl`` has them as taken.

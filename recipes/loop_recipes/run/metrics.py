@@ -188,11 +188,11 @@ class RunMetrics:
         """Write one iteration.
 
         Raises:
-            KeyError: a key that nobody documents.
+            ConfigError: a key that nobody documents.
         """
         for key in metrics:
             if key not in self._keys:
-                raise KeyError(
+                raise ConfigError(
                     f"metric {key} is not documented: add it to `figures` of the loss or credit, or to METRICS of "
                     "loop_recipes/run/metrics.py"
                 )

@@ -181,6 +181,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    if not lines:
+        say(f"no iteration of {options.run} has ended yet")
+        return 0
     problems = findings(lines)
     groups = together(line.get("groups_by_solved", {}) for line in lines[-RECENT:])
     say(*map(str, problems), *(f"signal: {each}" for each in [signal_text(groups), *forecast(groups)] if groups))

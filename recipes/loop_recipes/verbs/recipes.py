@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from loop_formats.schema import ConfigError, Section
+from loop_formats.schema import ConfigError
 from loop_recipes.config.arguments import config_parser
-from loop_recipes.config.files import compose, config_name, pin_models
-from loop_recipes.config.loop_config import LoopConfig, read_config
+from loop_recipes.config.loop_config import LoopConfig
 from loop_recipes.exit_status import exit_status
 from loop_recipes.own_task import training
-from loop_recipes.steps import StepFailed, on_ranks, tune
+from loop_recipes.steps import StepFailed
 
 
 def train(arguments: Sequence[str]) -> int | None:
@@ -35,7 +31,9 @@ def train(arguments: Sequence[str]) -> int | None:
     if not options.config.endswith(".py"):
         if options.model is not None:
             parser.error(f"--model is for a file of functions; say model.path={options.model}")
-        _become(parser.prog, "loop_appworld", LoopConfig, options)
+        from loop_recipes.verbs.tune_run import become, check_files  # a file of functions needs neither
+
+        become(parser.prog, "loop_appworld", LoopConfig, options, check_files)
         return None
     if options.nproc_per_node is not None:
         parser.error("--nproc-per-node is for a config: `loop train` takes the train.yaml that this writes")
@@ -54,8 +52,9 @@ def sft(arguments: Sequence[str]) -> None:
     parser = _recipe_parser("sft", sft.__doc__)
     options = parser.parse_intermixed_args(arguments)
     from loop_recipes.config.sft_config import SftConfig  # other verbs do not need it
+    from loop_recipes.verbs.tune_run import become, check_files
 
-    _become(parser.prog, "sft_appworld", SftConfig, options)
+    become(parser.prog, "sft_appworld", SftConfig, options, check_files)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -66,39 +65,12 @@ def evaluate(arguments: Sequence[str]) -> None:
     parser = config_parser("eval", evaluate.__doc__)
     options = parser.parse_intermixed_args(arguments)
     from loop_recipes.evaluation.config import EvalConfig, find_policies  # no training needs them
+    from loop_recipes.verbs.tune_run import become
 
-    _become(parser.prog, "eval_appworld", EvalConfig, options, lambda config: find_policies(config, str))
+    become(parser.prog, "eval_appworld", EvalConfig, options, lambda config: find_policies(config, str))
 
 
 def _recipe_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
     parser = config_parser(verb, description)
     parser.add_argument("--nproc-per-node", type=int, metavar="N", help="processes of the trainer, one a GPU")
     return parser
-
-
-def _become(
-    program: str,
-    recipe: str,
-    section: type[Section],
-    options: argparse.Namespace,
-    check: Callable[[Section], object] = lambda config: None,
-) -> None:
-    """Replace this process by `tune run`; a mistake in the command line is reported before torch is loaded.
-
-    Args:
-        section: the schema of the config of ``recipe``.
-        check: raises ConfigError if the config names a missing folder.
-    """
-    name = config_name(options.config, recipe)
-    ranks = getattr(options, "nproc_per_node", None)
-    launcher = [] if ranks is None else on_ranks(ranks)
-    try:
-        config = compose(name, options.overrides, recipe)
-        models = pin_models(config)  # once, before there are ranks: each of them and the node find the same commit
-        check(read_config(config, section))
-        command = tune("run", *launcher, recipe, "--config", name, *options.overrides, *models)
-        # Ctrl-C waits until loop_recipes/registration.py lets it through, which prints one line for it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        os.execv(command[0], command)
-    except (ConfigError, OSError) as error:
-        sys.exit(f"{program}: {error}")

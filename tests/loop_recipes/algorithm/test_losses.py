@@ -298,3 +298,5 @@ def test_the_loss_that_the_page_shows_is_reinforce():
     (statistics := LossStatistics()).add(shown)
     (own,) = names["MyLoss"].figures
     assert statistics.summary()[own] == pytest.approx(-logprobs.mean().item())
+    statistics.add_metrics({"mean": logprobs.mean(), "lengths": batch.episode_tokens, "number": 0.5})
+    assert statistics.summary()["lengths"] == batch.episode_tokens.float().mean().item(), "one value, or whole numbers"

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from loop_appworld import LoopAppWorldRecipe
 from loop_formats.folder_lock import lock_run
+from loop_formats.run_files import write_rollouts
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm.advantages import LeaveOneOut, Shuffled
 from loop_recipes.config import preflight
@@ -120,6 +121,8 @@ def test_a_folder_with_a_run_is_not_overwritten(workspace):
     refused(
         config(workspace, f"output_dir={workspace / 'old'}"), "already holds a run; give resume_from_checkpoint=True"
     )
+    write_rollouts(folder := workspace / "old/node/collections", "a", [])
+    refused(config(workspace, f"rollout_node.replay={workspace / 'old'}"), f"no *.jsonl log; did you mean {folder}?")
 
 
 def launched(workspace, **changes):

@@ -187,9 +187,14 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, capsys, monkeypatch, word
     assert re.search(said, line)
 
 
-def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
-    problem = f"{tmp_path} is not a folder of a training run: it holds no config.yaml\n"
+@pytest.mark.parametrize("content", [[], ["metrics.jsonl"]])
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys, content):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in content:  # which alone does not make it a run that can be offered in its own place
+        (run / name).touch()
+    assert main([str(run)]) == 1
+    problem = f"{run} is not a folder of a training run: it holds no config.yaml\n"
     assert capsys.readouterr().err == f"loop export: {problem}"
 
 

@@ -170,7 +170,8 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
     run = write_run(tmp_path / "demo", [0.1, 0.5])
     (tmp_path / "file").touch()
     assert main([str(run), "--out", str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err == f"loop plot: [Errno 17] File exists: '{tmp_path / 'file'}'\n"
+    said = "does not take pictures, give another --out: [Errno 17] File exists"
+    assert capsys.readouterr().err == f"loop plot: {tmp_path / 'file'} {said}: '{tmp_path / 'file'}'\n"
 
 
 def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
@@ -342,3 +343,6 @@ def test_slots_over_time_show_what_ran_waited_and_was_cut_off(tmp_path, capsys, 
     assert (run / "slots.png").exists()
     assert main(["--slots", str(write_run(tmp_path / "none", [0.5]))]) == 1
     assert "no episode has ended yet" in capsys.readouterr().err
+    meta_path(run / "node/collections", first).write_text('{"opened": 1}\n')
+    assert main(["--slots", str(run)]) == 1
+    assert capsys.readouterr().err.endswith("perhaps of an earlier version, lack 'at'\n")

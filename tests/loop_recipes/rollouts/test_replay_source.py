@@ -32,7 +32,7 @@ def test_an_iteration_is_given_its_log_and_dev_evaluations_are_passed_over(tmp_p
     for iteration in (1, 2):
         collected = source.read(counter_request(training_id("new", iteration, "[]")))
         assert collected.rollouts == [rollouts[iteration - 1]]
-    with pytest.raises(NoRollouts, match="iteration 3 was asked for, but only 2 logs"):
+    with pytest.raises(NoRollouts, match="iteration 3 was asked for, but only 2 can be replayed"):
         source.read(counter_request(training_id("new", 3, "[]")))
 
 

@@ -104,3 +104,6 @@ def test_any_value_may_stand_in_a_file_of_others(tmp_path, junk):
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"loop doctor: {tmp_path} is not a training run: it has no metrics.jsonl\n"
+    (tmp_path / "metrics.jsonl").touch()
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no iteration of {tmp_path} has ended yet\n"

@@ -8,9 +8,12 @@ import pytest
 
 from loop_recipes.cli import main
 from loop_recipes.config.files import compose
-from loop_recipes.paths import TYPED
-from loop_recipes.verbs import recipes
+from loop_recipes.paths import TYPED, recipes_folder
+from loop_recipes.verbs import tune_run
 from loop_recipes.verbs.recipes import evaluate, sft, train
+
+TINY_POLICY = recipes_folder() / "loop_recipes/tiny_policy"
+MODEL = f"model.path={TINY_POLICY}"
 
 
 @pytest.fixture
@@ -31,11 +34,11 @@ def command(monkeypatch):
         (train, ["loop_appworld/tiny_gpu", "seed=1"], "tune run loop_appworld --config loop_appworld/tiny_gpu seed=1"),
         (
             train,
-            ["qwen2_5_32b", "--nproc-per-node", "4", "seed=1", "~stop.max_approx_kl"],
+            ["qwen2_5_32b", "--nproc-per-node", "4", MODEL, "~stop.max_approx_kl"],
             "tune run --standalone --local_addr 127.0.0.1 --shutdown_timeout 86400 --nproc_per_node 4 loop_appworld "
-            "--config loop_appworld/qwen2_5_32b seed=1 ~stop.max_approx_kl",
+            f"--config loop_appworld/qwen2_5_32b {MODEL} ~stop.max_approx_kl",
         ),
-        (sft, ["tiny_cpu"], "tune run sft_appworld --config sft_appworld/tiny_cpu"),
+        (sft, ["tiny_cpu", "data=README.md"], "tune run sft_appworld --config sft_appworld/tiny_cpu data=README.md"),
         (
             evaluate,
             ["tiny_cpu", 'policies=[{"name":"a"}]'],
@@ -60,7 +63,8 @@ def test_what_a_verb_becomes_is_told_the_verb(monkeypatch):
 
 def test_a_config_is_composed_once_and_its_model_has_one_commit(command, monkeypatch, tmp_path):
     composed = []
-    monkeypatch.setattr(recipes, "compose", lambda *given: composed.append(compose(*given)) or composed[-1])
+    monkeypatch.setattr(tune_run, "compose", lambda *given: composed.append(compose(*given)) or composed[-1])
+    (tmp_path / "abc").symlink_to(TINY_POLICY)
     monkeypatch.setattr("model_families.weights.hub.model_folder", lambda name: tmp_path / "abc")
     train(["tiny_cpu", "model.path=me/small"])
     assert command[-2:] == ["model.path=me/small", "model.path=me/small@abc"]

@@ -50,6 +50,8 @@ LAPTOP, HALF_LAPTOP, SMALL_GPU, ONE_GPU = "cpu", "cpu_bf16", "gpu", "qwen2_5_1_5
 SMALL_MODEL = 10**9  # parameters, below which a model is one for gpu
 SMALL_EPISODES = {"max_turns": 10, "max_tokens_per_turn": 500, "max_context": 4096}
 """Limits in place of those for long episodes in ``qwen2_5_1_5b_one_gpu``."""
+SAME_LIMITS = {key: f"${{collection.limits.{key}}}" for key in ("max_turns", "max_context")}
+"""Limits of the scored episodes: those of the training, whatever the machine's config has."""
 CALLS_AND_ANSWERS = {"max_tokens_per_turn": 128}
 """Limit in place of 16 tokens, enough for a move in plain text: the shortest call takes 30."""
 NO_MODEL = (
@@ -257,7 +259,7 @@ def config_of(task: OwnTask, model: Path, words: Sequence[str]) -> dict[str, Any
         "model": {"path": str(model)},
         "collection": {"split": TRAINED, "tasks_per_iteration": min(TASKS_PER_ITERATION, len(task.trained))},
         "node": {"environment": task.options, "endpoint": False},
-        "eval": {"split": task.scored_split},
+        "eval": {"split": task.scored_split, "limits": SAME_LIMITS},
     }
     if machine == ONE_GPU:
         chosen["collection"]["limits"] = SMALL_EPISODES

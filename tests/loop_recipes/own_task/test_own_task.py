@@ -128,7 +128,7 @@ def test_a_turn_is_as_long_as_a_move_a_call_or_an_answer(products, tmp_path, mac
 def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machine, monkeypatch):
     monkeypatch.setattr(training, "choose_machine", lambda model: machine)
     task = OwnTask.read(products)
-    words = [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo"]
+    words = [f"output_dir={tmp_path / 'run'}", "seed=3", "algorithm=grpo", "collection.limits.max_turns=12"]
     file, trained, plays = write_config(config_of(task, MODEL, words))
     assert file == tmp_path / "run/train.yaml"
     assert trained == read_config(compose(str(file)), LoopConfig)
@@ -138,6 +138,8 @@ def test_the_config_that_is_written_trains_and_scores(products, tmp_path, machin
     assert trained.collection.split == "train"
     scoring = read_config(compose(str(file), (), "eval_appworld"), EvalConfig)
     assert (scoring.split, scoring.run) == ("held_out", str(tmp_path / "run"))
+    assert scoring.limits.max_turns == trained.collection.limits.max_turns == 12
+    assert scoring.limits.max_context == trained.collection.limits.max_context
     assert [policy.adapter for policy in scoring.policies] == [None, str(tmp_path / "run")]
     assert plays == 2 * sum(sampling.runs for sampling in scoring.samplings), "each task before and after"
 
@@ -169,7 +171,7 @@ def test_a_file_with_splits_is_scored_on_its_last(products, tmp_path):
     products.write_text(products.read_text() + 'TASKS = {"dev": ALL[:2], "train": ALL[2:4], "test": ALL[4:]}\n')
     config = config_of(OwnTask.read(products), MODEL, [])
     assert config["node"]["environment"] == {"name": "tools", "module": str(products)}
-    assert (config["eval"], config["collection"]["tasks_per_iteration"]) == ({"split": "test"}, 2)
+    assert (config["eval"]["split"], config["collection"]["tasks_per_iteration"]) == ("test", 2)
     changed(products, ('"train": ', '"training": '))
     with pytest.raises(ConfigError, match="TASKS: no split 'train'; there are dev, training, test"):
         OwnTask.read(products)

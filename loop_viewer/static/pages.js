@@ -161,7 +161,7 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
-const CELLS = "rollouts: reward or ✓, turns, advantage; dashed: a limit ended it";
+const CELLS = "rollouts: reward or ✓, turns, advantage; dashed: ended by a limit";
 function RolloutCell({ collection, entry, here }) {
   const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
   const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns${advantageOf(entry, ", advantage ")}`;
@@ -377,7 +377,7 @@ function TaskColumns({ collection, group }) {
   const opening = first.value ? first.value.messages.slice(0, openingOf(first.value)) : [];
   return html`${opening.length > 0 && html`<${Opening} folded=${opening.slice(0, -1)} task=${opening.at(-1)} />`}
     <${CallSequences} group=${group} collection=${collection} />
-    ${group.length > 1 && html`<p class="quiet">${group.length} rollouts side by side: scroll to the right, or press j and k, to go through them</p>`}
+    ${group.length > 1 && html`<p class="quiet">${group.length} rollouts side by side; beyond the edge: scroll to the right, or press j and k</p>`}
     <div class="columns" style=${{ "--rows": rows }}>
       ${group.map((entry) => html`<${Column} key=${entry.cursor} collection=${collection} entry=${entry} opening=${opening} />`)}
     </div>`;

@@ -62,7 +62,7 @@ def slots_over_time(curves: Sequence[str]) -> Figure:
         slots.set_ylabel("episodes")
         lost.set(xlabel="seconds since the first request", ylabel="seconds of an iteration")
     for axes in grid.flat:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0.0, 1.0))
     return figure
 

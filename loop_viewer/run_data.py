@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -23,14 +24,14 @@ from agent_environments.tool_calls import ToolCall, parse_tool_calls
 from loop_formats.ids import CollectionName, parse_collection_id
 from loop_formats.places import run_meant
 from loop_formats.run_files import find_logs, node_address, to_json, write_whole
-from loop_formats.run_folder import FOLDERS_ABOVE, STREAM_FILE, TOKEN_STATISTICS, read_description, statistics_files
+from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, groups_taken, read_description, statistics_files
 from loop_formats.turn_values import values_file
 from loop_plumbing.grouping import grouped
 from loop_viewer.run_head import ListedCollection, run_head
 from loop_viewer.run_lines import read_numbers, read_statistics, turn_value
 from loop_viewer.run_record import result_of, settings_of, starts_of
 from loop_viewer.sequences import thread_of
-from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, json_object, sound_lines
+from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, sound_lines
 from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
 TokenizerReader = Callable[[Path], Any]
@@ -184,11 +185,8 @@ class RunData:
         """Return the parts of the collections' ids. The iteration of a stream's group is the one that took it; of a
         group that none took, the next one."""
         taken: dict[str, int] = {}
-        file = self.path / STREAM_FILE
-        for _, line in sound_lines(file, "step of a stream", json_object, []) if file.is_file() else ():
-            match line:
-                case {"taken": {"group": str(group), "iteration": int(iteration)}}:
-                    taken[group] = iteration
+        with suppress(ValueError):  # with a damaged file all else is shown
+            taken = groups_taken(self.path)
         parsed_ids = {name: parse_collection_id(name) for name in self._logs}
         coming = max(taken.values(), default=0) + 1
         for name, parsed in parsed_ids.items():

@@ -28,7 +28,7 @@ from agent_environments.agent_turns import agent_turns
 from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_lines
-from loop_formats.run_folder import read_description
+from loop_formats.run_folder import groups_taken, read_description
 from loop_recipes.plots.style import COLOURS, panels, save
 
 MAX_DEPTH = 24
@@ -84,9 +84,11 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
         raise ValueError(f"{run} holds no rollouts: there is no collections/*.jsonl")
     names = {log: parse_collection_id(log.stem) for log in logs}
     training: dict[int, list[Path]] = {}
+    taken = groups_taken(run)
     for log, name in names.items():
-        if name.is_training and name.iteration is not None:
-            training.setdefault(name.iteration, []).append(log)
+        iteration = taken.get(log.stem) if taken and name.group is not None else name.iteration
+        if name.is_training and iteration is not None:
+            training.setdefault(iteration, []).append(log)
     if training:
         numbers = sorted(training)
         count = max(1, len(numbers) // 10)

@@ -43,6 +43,23 @@ def read_description(path: Path) -> Description:
     return DEFAULT_DESCRIPTION
 
 
+def groups_taken(path: Path) -> dict[str, int]:
+    """Return collection -> the iteration that took it, for the groups of a stream in the folder of a run or below it,
+    in the order in which they were taken; {} without a ``stream.jsonl``.
+
+    Raises:
+        ValueError: the file is damaged; the message names the line.
+    """
+    path = path.resolve()
+    files = [folder / STREAM_FILE for folder in (path, *path.parents[:FOLDERS_ABOVE])]
+    taken: dict[str, int] = {}
+    for line in next((read_lines(file) for file in files if file.is_file()), ()):
+        match line.record:
+            case {"taken": {"group": str(group), "iteration": int(iteration)}}:
+                taken[group] = iteration
+    return taken
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the iterations of a run, in order, from its folder or its metrics.jsonl; the run may still be writing.
 

@@ -12,10 +12,11 @@ from loop_plumbing.sanitize import sanitize
 
 MAX_ERROR_CHARACTERS = 500
 _PACKAGES = Path(__file__).resolve().parents[1]
-_OURS = ("agent_environments", "loop_plumbing", "rollout_server", "model_families", "loop_formats", "appworld_adapter")
+_OURS = ("agent_environments", "appworld_adapter", "model_families", "rollout_server")
+_LOOP = ("loop_formats", "loop_plumbing", "loop_viewer")
 _IN_CHECKOUT_AND_WHEEL = ("recipes/loop_recipes", "loop_recipes", "contrib/loop_contrib", "loop_contrib")
 _NOT_THE_USERS = (
-    *(f"{_PACKAGES / name}/" for name in (*_OURS, *_IN_CHECKOUT_AND_WHEEL)),
+    *(f"{_PACKAGES / name}/" for name in (*_OURS, *_LOOP, *_IN_CHECKOUT_AND_WHEEL)),
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     "<",
 )

@@ -44,7 +44,8 @@ def write_export(run: RunData, file: Path, collections: list[str] | None = None,
             if wanted in (item["id"], item["name"]) or (item["kind"] == "training" and wanted == str(item["iteration"]))
         ]
         if not matches:
-            raise ValueError(f"no collection {wanted!r}; there are {', '.join(item['name'] for item in known)}")
+            names = [item["name"] for item in known]
+            raise ValueError(f"no collection {wanted!r}; there are {', '.join(names) or 'none'}")
         chosen += [name for name in matches if name not in chosen]
     overview["collections"] = [item for item in known if item["id"] in chosen]
     overview |= {"node_runs": False, "starts": {}}  # a start names folders of this machine, and its command

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -20,10 +21,10 @@ import yaml
 from agent_environments.agent_turns import agent_turns
 from agent_environments.description import Description
 from agent_environments.tool_calls import ToolCall, parse_tool_calls
-from loop_formats.ids import parse_collection_id
+from loop_formats.ids import CollectionName, parse_collection_id
 from loop_formats.places import run_meant
 from loop_formats.run_files import find_logs, node_address, to_json, write_whole
-from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, read_description, statistics_files
+from loop_formats.run_folder import FOLDERS_ABOVE, TOKEN_STATISTICS, groups_taken, read_description, statistics_files
 from loop_formats.turn_values import values_file
 from loop_plumbing.grouping import grouped
 from loop_viewer.run_head import ListedCollection, run_head
@@ -153,7 +154,7 @@ class RunData:
     def _collections(self, done: int) -> list[dict[str, Any]]:
         """Return the collections of :meth:`overview` without those that iterations up to ``done`` trained on."""
         collections = []
-        parsed_ids = {name: parse_collection_id(name) for name in self._logs}
+        parsed_ids = self._parsed_ids()
         times = Counter(parsed.iteration for parsed in parsed_ids.values() if parsed.is_training)
         names = {name: name_of(parsed) for name, parsed in parsed_ids.items()}
         alike = Counter(names.values())
@@ -179,6 +180,19 @@ class RunData:
                 }
             )
         return sorted(collections, key=_place_in_list)
+
+    def _parsed_ids(self) -> dict[str, CollectionName]:
+        """Return the parts of the collections' ids. The iteration of a stream's group is the one that took it; of a
+        group that none took, the next one."""
+        taken: dict[str, int] = {}
+        with suppress(ValueError):  # with a damaged file all else is shown
+            taken = groups_taken(self.path)
+        parsed_ids = {name: parse_collection_id(name) for name in self._logs}
+        coming = max(taken.values(), default=0) + 1
+        for name, parsed in parsed_ids.items():
+            if taken and parsed.group is not None:
+                parsed_ids[name] = replace(parsed, iteration=taken.get(name, coming))
+        return parsed_ids
 
     def summaries(self, collection: str) -> list[dict[str, Any]]:
         """Return an entry per rollout, in the order of the log; an episode of several sequences has one for each.

@@ -120,11 +120,10 @@ def name_of(parsed: CollectionName) -> str:
         return f"continuations of {parsed.name}"
     if not parsed.is_training:
         return _TEMPERATURE.sub(r", T=\1", parsed.name) if parsed.evaluation else parsed.name
-    if parsed.group is not None:
-        return f"group {parsed.group}, asked for in iteration {parsed.iteration}"
     round_ = f", round {parsed.refill + 1}" if parsed.refill else ""
+    group = "" if parsed.group is None else f", group {parsed.group}"
     share = f", share {parsed.share.replace('of', ' of ')}" if parsed.share else ""
-    return f"iteration {parsed.iteration}{round_}{share}"
+    return f"iteration {parsed.iteration}{round_}{group}{share}"
 
 
 def policy_of(parsed: CollectionName) -> str:

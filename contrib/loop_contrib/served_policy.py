@@ -42,7 +42,7 @@ def served_policy(config: str, overrides: Sequence[str], branching: bool = False
     Raises:
         ConfigError: the config is wrong. The node's errors are raised too.
     """
-    # torch, which --help does without
+    # the checks of a run, which --help does without
     from loop_recipes.config.preflight import check_adapter_folder, check_rollout_node
 
     conf = read_config(compose(config, overrides), LoopConfig)

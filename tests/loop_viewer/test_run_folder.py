@@ -111,6 +111,7 @@ def test_a_damaged_line_keeps_no_run_from_being_listed(runs, text):
     folder = RunFolder([runs])
     whole, damaged = row(folder, "sweep/b"), row(folder, "a")
     assert f"{file}, line 1, is not a line of metrics" in damaged["damage"][0]
+    assert ".py" not in damaged["damage"][0], "no place in our own files"
     assert [damaged[key] for key in ("state", "reward", "iterations")] == [
         whole[key] for key in ("state", "reward", "iterations")
     ]

@@ -100,15 +100,29 @@ def test_an_iteration_that_was_collected_twice_is_marked(run_folder, tmp_path):
         "demo-i0001-aaaaaaaaaa",
         "demo-i0002-aaaaaaaaaa",
         "demo-i0002-bbbbbbbbbb",
-        "demo-i0003-g7-aaaaaaaaaa",
         "demo-i0002-dev-cccccccccc",
     ):
         (folder / f"{name}.jsonl").write_bytes((run_folder / "node/collections/demo-i0002.jsonl").read_bytes())
     collections = opened(tmp_path).overview()["collections"]
-    assert [item["whole"] for item in collections] == [True, False, False, False, False]
-    streamed = "group 7, asked for in iteration 3"
+    assert [item["whole"] for item in collections] == [True, False, False, False]
     twice = ["demo-i0002-aaaaaaaaaa", "demo-i0002-bbbbbbbbbb"]
-    assert [item["name"] for item in collections] == ["iteration 1", *twice, streamed, "dev tasks after iteration 2"]
+    assert [item["name"] for item in collections] == ["iteration 1", *twice, "dev tasks after iteration 2"]
+
+
+def test_a_group_of_a_stream_is_of_the_iteration_that_took_it(run_folder, tmp_path):
+    folder, names = tmp_path / "node/collections", [f"demo-i0001-g{number}-aaaaaaaaaa" for number in range(3)]
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / f"{name}.jsonl").write_bytes((run_folder / "node/collections/demo-i0002.jsonl").read_bytes())
+    took = [
+        {"opened": 1},
+        {"taken": {"group": names[1], "iteration": 1}},
+        {"taken": {"group": names[0], "iteration": 2}},
+    ]
+    (tmp_path / "stream.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in took))
+    collections = opened(tmp_path).overview()["collections"]
+    named = ["iteration 1, group 1", "iteration 2, group 0", "iteration 3, group 2"]
+    assert [(item["name"], item["whole"]) for item in collections] == [(name, False) for name in named]
 
 
 def test_token_statistics_are_shown_where_there_are_some(run):

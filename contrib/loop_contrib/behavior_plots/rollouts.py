@@ -28,7 +28,7 @@ from agent_environments.agent_turns import agent_turns
 from agent_environments.description import BehaviorFigure
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, read_lines
-from loop_formats.run_folder import read_description
+from loop_formats.run_folder import groups_taken, read_description
 from loop_plumbing.grouping import grouped
 from loop_recipes.plots.style import COLOURS, panels, save
 
@@ -84,7 +84,12 @@ def read_periods(run: Path) -> tuple[str, list[Period]]:
     if not logs:
         raise ValueError(f"{run} holds no rollouts: there is no collections/*.jsonl")
     names = {log: parse_collection_id(log.stem) for log in logs}
-    known = [(name.iteration, log) for log, name in names.items() if name.is_training]
+    taken = groups_taken(run)
+    known = [
+        (taken.get(log.stem) if taken and name.group is not None else name.iteration, log)
+        for log, name in names.items()
+        if name.is_training
+    ]
     training = grouped((number, log) for number, log in known if number is not None)
     if training:
         numbers = sorted(training)

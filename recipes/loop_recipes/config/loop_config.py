@@ -136,9 +136,7 @@ class CollectionConfig:
         distinct = self.tasks is None or len(set(self.tasks)) == len(self.tasks)
         require(distinct, "tasks must be distinct")
         if not self.stream:
-            require(
-                self.max_policy_lag <= 1, f"max_policy_lag must be 0 or 1, not {self.max_policy_lag}, but in a stream"
-            )
+            require(self.max_policy_lag <= 1, f"max_policy_lag is {self.max_policy_lag}; above 1 it needs stream: true")
             require(self.publish_every == 1, "publish_every must be 1 without stream: true")
             return
         for key, value in (("refill_budget", 1), ("rest_iterations", 0)):

@@ -345,8 +345,9 @@ def read_report(folder: Path) -> tuple[Mapping[str, Any], list[NamedResults]]:
             *sorted(Path("runs", folder).glob("*/report.json")),
             *(above / "report.json" for above in folder.absolute().parents),
         ]
-        begun = folder.is_dir() and any(folder.iterdir())
-        why = "it has not ended, and the same `loop eval` goes on with it" if begun else "nothing is there"
+        begun = any((folder / name).exists() for name in ("node", "journal.jsonl"))
+        why = "give the folder of an evaluation" if folder.exists() else "nothing is there"
+        why = "it has not ended, and the same `loop eval` goes on with it" if begun else why
         if (folder / METRICS_FILE).is_file():
             why = "it is a training run, which `loop eval` has not scored"
         why = next((f"did you mean {path.parent}?" for path in near if path.is_file()), why)

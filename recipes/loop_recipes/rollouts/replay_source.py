@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout, by_episode
-from loop_formats.run_files import only_logs, read_lines
-from loop_formats.run_folder import FOLDERS_ABOVE, STREAM_FILE, read_description
+from loop_formats.run_files import only_logs
+from loop_formats.run_folder import STREAM_FILE, groups_taken, read_description
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
+from loop_plumbing.grouping import grouped
 from loop_recipes.rollouts.fixed_set import read_to_train_on
 from loop_recipes.rollouts.source import Collected, NoRollouts
 
@@ -46,7 +47,7 @@ class ReplaySource:
         if any(name.group is not None for name in names.values()):
             logs = {log.stem: log for log in self._logs}
             with raised_as(ConfigError, "rollout_node.replay: "):
-                self._iterations = [[logs[group] for group in groups] for groups in _taken(folder, logs)]
+                self._iterations = _taken(folder, logs)
             return
         self._iterations = [list(group) for _, group in groupby(self._logs, whose)]
         for log, following in (pair for logs in self._iterations for pair in pairwise(logs)):
@@ -95,21 +96,15 @@ class ReplaySource:
             return read_to_train_on(log, self._vocabulary)
 
 
-def _taken(folder: Path, logs: Collection[str]) -> list[list[str]]:
-    """Return the groups that each iteration of a stream took.
+def _taken(folder: Path, logs: Mapping[str, Path]) -> list[list[Path]]:
+    """Return the logs of the groups that each iteration of a stream took.
 
     Raises:
-        ConfigError: ``stream.jsonl`` is missing, or a group has no log.
+        ValueError: ``stream.jsonl`` is missing or damaged, or a group has no log.
     """
-    path = folder.resolve()
-    files = [each / STREAM_FILE for each in (path, *path.parents[:FOLDERS_ABOVE])]
-    file = next((each for each in files if each.is_file()), None)
-    require(file, f"{folder} holds the groups of a stream; lay its run's {STREAM_FILE} beside them")
-    assert file is not None, "it is required"
-    taken: dict[int, list[str]] = {}
-    for line in read_lines(file):
-        match line.record:
-            case {"taken": {"group": str(group), "iteration": int(iteration)}}:
-                require(group in logs, f"{file}:{line.number} names {group}, whose log is missing")
-                taken.setdefault(iteration, []).append(group)
-    return [taken[iteration] for iteration in sorted(taken)]
+    taken = groups_taken(folder)
+    require(taken, f"{folder} holds the groups of a stream; lay its run's {STREAM_FILE} beside them")
+    missing = next((group for group in taken if group not in logs), None)
+    require(missing is None, f"{STREAM_FILE} names {missing}, whose log is missing")
+    iterations = grouped((iteration, logs[group]) for group, iteration in taken.items())
+    return [group_logs for _, group_logs in sorted(iterations.items())]

@@ -293,6 +293,9 @@ def test_compare_evals_refuses_what_cannot_be_compared(tmp_path, capsys):
     assert (
         "begun holds no evaluation with a report.json: it has not ended, and the same `loop" in capsys.readouterr().err
     )
+    (tmp_path / "begun/node").rename(tmp_path / "begun/other")
+    assert compare_evals([first, str(tmp_path / "begun")]) == 1
+    assert "report.json: give the folder of an evaluation" in capsys.readouterr().err
     (tmp_path / "begun/metrics.jsonl").touch()
     assert compare_evals([first, str(tmp_path / "begun")]) == 1
     assert "it is a training run, which `loop eval` has not scored" in capsys.readouterr().err

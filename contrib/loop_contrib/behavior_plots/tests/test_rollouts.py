@@ -80,6 +80,12 @@ def test_the_first_and_the_last_tenth_of_the_iterations_are_compared(run):
     errors = [text.get_text() for text in panels["execution errors per turn"].texts]
     assert errors == ["0.333", "0.000"], "as many decimals in a panel"
     assert "whiskers: 95% bootstrap interval" in figure._suptitle.get_text()
+    with (run / "stream.jsonl").open("w") as stream:
+        for number in range(1, 21):  # groups of a stream, all of them asked for in the first iteration
+            log = run / f"node/collections/demo-i{number:04d}.jsonl"
+            name = log.rename(log.with_name(f"demo-i0001-g{number}.jsonl")).stem
+            stream.write(json.dumps({"taken": {"group": name, "iteration": number}}) + "\n")
+    assert read_periods(run) == (dataset, periods)
 
 
 def test_intervals_are_over_tasks_not_rollouts(run):

@@ -91,6 +91,7 @@ class Stream:
         """Read the groups opened and taken since the checkpoint, and the requests of the groups in the checkpoint."""
         self._groups.load_state_dict({**state, "groups": []} if give_up else state)
         known, lines, numbers = self._groups.opened, list[str](), dict[str, int]()
+        last = iterations_done if give_up else iterations_done + 1
         for line in read_lines(file) if file.exists() else ():
             match line.record:
                 case {"opened": int(number), "request": dict(fields)}:
@@ -105,9 +106,7 @@ class Stream:
                     if number in self._groups.groups:
                         self._requests[number] = request
                 case {"taken": {"group": str(group), "iteration": int(iteration)}} if group in numbers:
-                    if iteration > iterations_done + (
-                        not give_up
-                    ):  # the run went back: later lines are of weights that it gave up
+                    if iteration > last:  # the run went back: later lines are of weights that it gave up
                         break
                     if iteration > iterations_done:
                         self._taken.append(numbers[group])

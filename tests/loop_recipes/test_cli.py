@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from functools import cache
 from pathlib import Path
@@ -42,7 +43,9 @@ def answers(*commands: tuple[str, ...]) -> dict[tuple[str, ...], tuple[int, list
     """For each command line, run one after the other in one fresh process: the exit code, the heavy modules that are
     imported by then, and what was printed."""
     command = [sys.executable, "-c", TEXTS["answers"], json.dumps(commands), json.dumps(HEAVY)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT / "recipes/loop_recipes")
+    with tempfile.TemporaryDirectory() as home:  # without this checkout's runs
+        environment, cwd = {**os.environ, "LOOP_HOME": home}, CHECKOUT / "recipes/loop_recipes"
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return {words: tuple(answer) for words, answer in zip(commands, json.loads(done.stdout), strict=True)}
 

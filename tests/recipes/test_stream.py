@@ -190,6 +190,8 @@ def test_a_run_that_goes_back_begins_its_stream_where_the_checkpoint_was(run, tm
     assert [each["group"] for each in taken(folder)[2]] == [each["group"] for each in before[2]], (
         "it was chosen under it"
     )
+    run("run", StreamDisk(), max_policy_lag=1)  # all iterations are done: another node has nothing to stop
+    assert list(taken(folder)) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

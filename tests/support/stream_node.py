@@ -15,7 +15,7 @@ from loop_formats.rollout import Rollout
 from loop_recipes.rollouts import stream
 from loop_recipes.rollouts.source import Collected
 from loop_recipes.run.stop_request import StopRequested
-from rollout_server.client import CollectionFailed
+from rollout_server.client import CollectionFailed, RolloutNodeError
 from support.refilled_runs import Node, made_up_rollout, train_refilled
 
 SLOTS, ROLLOUTS, FLOOR = 10, 4, 2
@@ -108,6 +108,8 @@ class StreamNode(Node):
             work.state = "early_stop"
 
     def cancel(self, request: CollectionRequest) -> None:
+        if request.id not in self.disk.groups:
+            raise RolloutNodeError(404, f"no collection {request.id}")
         self.disk.groups[request.id].state = "cancelled"
 
     def read(self, request: CollectionRequest, deadline_s: float = 0.0) -> Collected:

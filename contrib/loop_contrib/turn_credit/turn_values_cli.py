@@ -17,6 +17,7 @@ from pathlib import Path
 from loop_contrib.turn_credit.turn_values import ValuedRollout, write_turn_values
 from loop_formats.ids import parse_collection_id
 from loop_formats.run_files import find_logs, is_adapter, node_address, read_rollouts
+from loop_formats.run_folder import groups_taken
 from loop_formats.turn_values import TurnValue, values_file
 from loop_recipes.bar import Bar
 from loop_recipes.config.arguments import verb_parser
@@ -90,8 +91,10 @@ def _log(run: Path, collection: str | None) -> Path:
     """
     logs = {log.stem: log for log in find_logs(run)}
     trained = [name for name in sorted(logs) if parse_collection_id(name).is_training]
+    taken = groups_taken(run)
+    asked = {name: parse_collection_id(name).iteration or 0 for name in trained}
     if collection is None and trained:
-        return logs[max(trained, key=lambda name: parse_collection_id(name).iteration or 0)]
+        return logs[max(trained, key=lambda name: taken.get(name, 0) if taken else asked[name])]
     if collection not in logs:
         known = ", ".join(logs) or "none"
         raise ValueError(f"{run} has no collection {collection or 'that was trained on'}; there are: {known}")

@@ -15,6 +15,7 @@ import logging
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from loop_recipes.rollouts.node_source import NodeSource
 from loop_recipes.rollouts.plan import CollectionPlan
 from loop_recipes.rollouts.source import Collected, NoRollouts, log_problems, merge_ends
 from loop_recipes.rollouts.waiting import Waiting
-from rollout_server.client import CollectionFailed
+from rollout_server.client import CollectionFailed, RolloutNodeError
 from rollout_server.collecting.rollout_log import AppendLog
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,8 @@ class Stream:
         """Have the node stop the groups that no iteration will take."""
         for number, group in self._groups.groups.items():
             if not group.ended:
-                source.cancel(self._requests[number])
+                with suppress(RolloutNodeError):  # another node, which never had the group
+                    source.cancel(self._requests[number])
 
     def _open(self, source: NodeSource, iteration: int, served: int, adapter: str, updating: bool = False) -> None:
         """Update the open groups, and open those that are due."""

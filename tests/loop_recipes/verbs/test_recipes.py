@@ -16,6 +16,11 @@ TINY_POLICY = recipes_folder() / "loop_recipes/tiny_policy"
 MODEL = f"model.path={TINY_POLICY}"
 
 
+@pytest.fixture(autouse=True)
+def without_this_checkouts_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOOP_HOME", str(tmp_path))
+
+
 @pytest.fixture
 def command(monkeypatch):
     """The command that this process would have become, without its folder. It hears Ctrl-C again afterwards, which a

@@ -132,18 +132,21 @@ def test_the_standard_error_needs_two():
     assert TurnValue.of("r", 0, [], 3, 1).value is None
 
 
-async def test_the_command_values_the_newest_training_collection(coin, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("older", "newest"), [("demo-i0001", "demo-i0002"), ("demo-i0002-g0", "demo-i0001-g1")])
+async def test_the_command_values_the_newest_training_collection(coin, tmp_path, monkeypatch, capsys, older, newest):
     monkeypatch.setenv("ROLLOUT_SERVER_TOKEN", TOKEN)
-    await adding(coin, "demo-i0001")
-    await adding(coin, "demo-i0002", rollouts=2)
+    await adding(coin, older)
+    await adding(coin, newest, rollouts=2)
+    took = [{"taken": {"group": name, "iteration": number}} for number, name in enumerate((older, newest))]
+    (tmp_path / "stream.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in took if "-g" in newest))
     await adding(coin, "demo-i0002-dev")
     arguments = [str(tmp_path), "--continuations", "2", "--every", "3", "--most", "1"]
     coin.node.write_address(coin.url, os.getpid())  # the run's own node is running
     assert await coin.call(main, arguments) == 0
-    file = tmp_path / "turn_values" / "demo-i0002.jsonl"
+    file = tmp_path / "turn_values" / f"{newest}.jsonl"
     assert capsys.readouterr().out == f"written: {file}\n"
     assert [(value.turn, value.n) for value in read_turn_values(file)] == [(0, 2), (3, 2)]
-    assert stored_protocol(coin.node.root / "collections" / "demo-i0002.jsonl") == (Sampling(), LIMITS)
+    assert stored_protocol(coin.node.root / "collections" / f"{newest}.jsonl") == (Sampling(), LIMITS)
 
 
 async def test_the_command_says_in_one_line_what_is_missing(coin, tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loop_recipes.algorithm.credit import TrainingRun, pair_names
 from loop_recipes.engine.samples import ScoredSample, episodes
@@ -143,7 +144,8 @@ def flash_attention(q, k, v, borders, seen, longest, __, window_size, enable_gqa
         last = {"is_causal": True} if own == keys else {"attn_mask": torch.ones(own, keys).tril(keys - own) > 0}
         if before >= 0:
             last = {"attn_mask": torch.ones(own, keys).tril(keys - own).triu(keys - own - before) > 0}
-        done.append(F.scaled_dot_product_attention(q, k, v, **last, scale=scale, enable_gqa=True))
+        with sdpa_kernel(SDPBackend.MATH):  # the CPU's flash kernel, which torch 2.15 takes here, rounds more
+            done.append(F.scaled_dot_product_attention(q, k, v, **last, scale=scale, enable_gqa=True))
     return torch.cat(done, dim=1).transpose(0, 1)
 
 

@@ -200,8 +200,9 @@ def test_any_packing_is_compiled_into_three_graphs_and_three_where_sequences_beg
     assert counts == [3] * len(packings) + [6] * len(alike)
 
 
-@pytest.mark.parametrize("layers", ["torchtune's", pytest.param("for CUDA", marks=NEWEST)])
-def test_attention_that_is_kept_is_not_computed_again(layers):
+# What stands for varlen_attn is none of the operators that are kept, so of it all is computed again.
+@pytest.mark.parametrize(("layers", "pieces"), [("torchtune's", 6), pytest.param("for CUDA", 0, marks=NEWEST)])
+def test_attention_that_is_kept_is_not_computed_again(layers, pieces):
     samples, found = make_samples([31, 9, 50]), {}
     for keep in (None, False, True):
         model = tiny_lora_model(True)
@@ -215,8 +216,6 @@ def test_attention_that_is_kept_is_not_computed_again(layers):
         with kind, counted[0] as forward, counted[1] as backward:
             logprobs, gradient = loss_and_gradient(model, collate_step(samples, 0, packed=True))
         found[keep] = logprobs, gradient, forward.calls, backward.calls
-    pieces = found[None][2]  # before torch 2.15 the stand-in for varlen_attn calls no operator that is kept
-    assert pieces == 6 or (layers, pieces) == ("for CUDA", 0)
     assert [found[keep][2:] for keep in found] == [(pieces, pieces), (2 * pieces, pieces), (pieces, pieces)]
     for keep in (False, True):
         assert torch.equal(found[keep][0], found[None][0])

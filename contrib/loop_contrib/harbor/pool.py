@@ -80,7 +80,7 @@ def reward_of(files: Mapping[str, bytes]) -> dict[str, float]:
         ValueError: neither file holds a reward from 0 to 1.
     """
     if "reward.json" in files:
-        scores = json.loads(files["reward.json"])
+        scores = json.loads(files["reward.json"], parse_int=float)
         if not isinstance(scores, dict) or not all(type(value) in (int, float) for value in scores.values()):
             raise ValueError("reward.json is not a mapping of numbers")
         if "reward" not in scores and len(scores) != 1:

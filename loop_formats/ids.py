@@ -5,7 +5,7 @@
 <run>-i0007-g123-<10 hex digits>  group 123 of a stream, asked for in iteration 7
 <run>-i0007-dev-<10 hex digits>  the dev tasks, by the policy as it is after iteration 7
 <collection>-1of2            the share of the first of two rollout nodes
-eval-<name>-<10 hex digits>  one score of an evaluation; the digits are a hash of its protocol
+eval-<policy>-t<temperature>-<10 hex digits>  one score of an evaluation; the digits hash its protocol
 branch-<collection>-<10 hex digits>  rollouts that go on from those of a collection; the digits hash the request
 <run>-t0.35-a003             attempt 3 at the tasks that the run has not solved at temperature 0.35
 <collection>-<8 hex digits>  some rollouts of it, played again by themselves; the digits hash which, and the try
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 _ITERATION = re.compile(r"(.+)-i(\d+)(?:-(dev|[rg]\d+))?(?:-[0-9a-f]{10})?(?:-(\d+of\d+))?")
 _BRANCH = re.compile(r"branch-(.+)-[0-9a-f]{10}(?:-\d+of\d+)?")
-_EVALUATION = re.compile(r"(eval-(.+)-[0-9a-f]{10})(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
+_EVALUATION = re.compile(r"(eval-((.+?)(?:-t([\d.]+))?)-[0-9a-f]{10})(?:-[0-9a-f]{8})?(?:-\d+of\d+)?")
 
 MAX_BRANCHED = 90
 """Characters of a collection's id that the id of its branches keeps."""
@@ -34,17 +34,18 @@ class CollectionName:
     branched; ``iteration`` is None outside training; ``refill`` is the round in which it replaces tasks of its
     iteration, 0 for the iteration's first; ``group`` is the number of a stream's group; ``share`` is "1of2" for the
     share of the first of two nodes. ``score`` is the id of an evaluation's score, also where some of its rollouts were
-    requested by themselves."""
+    requested by themselves; ``policy`` and ``temperature`` are those in its name."""
 
     name: str
     iteration: int | None = None
     refill: int = 0
     group: int | None = None
     dev: bool = False
-    evaluation: bool = False
     branch: bool = False
     share: str | None = None
     score: str | None = None
+    policy: str = ""
+    temperature: str = ""
 
     @property
     def is_training(self) -> bool:
@@ -54,7 +55,7 @@ class CollectionName:
     @property
     def is_score(self) -> bool:
         """Return whether the rollouts score a policy, on dev or in an evaluation; no run may learn from them."""
-        return self.dev or self.evaluation
+        return self.dev or self.score is not None
 
 
 def id_part(text: str) -> str:
@@ -108,7 +109,7 @@ def parse_collection_id(collection_id: str) -> CollectionName:
     if match := _BRANCH.fullmatch(collection_id):
         return CollectionName(match[1], branch=True)
     if match := _EVALUATION.fullmatch(collection_id):
-        return CollectionName(match[2], evaluation=True, score=match[1])
+        return CollectionName(match[2], score=match[1], policy=match[3], temperature=match[4] or "")
     if match := _ITERATION.fullmatch(collection_id):
         kind, number = (match[3] or "")[:1], (match[3] or "")[1:]
         refill, group = int(number) if kind == "r" else 0, int(number) if kind == "g" else None

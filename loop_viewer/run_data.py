@@ -32,7 +32,7 @@ from loop_viewer.run_lines import read_numbers, read_statistics, turn_value
 from loop_viewer.run_record import result_of, settings_of, starts_of
 from loop_viewer.sequences import thread_of
 from loop_viewer.sound_lines import UNREADABLE, damage_of, first_of, sound_lines
-from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, policy_of, read_listed, summary_of, totals
+from loop_viewer.summaries import KINDS, group_of, kind_of, name_of, read_listed, summary_of, totals
 
 TokenizerReader = Callable[[Path], Any]
 """Reads the tokenizer of a model's folder, one of the package tokenizers; raises ValueError where it holds none."""
@@ -252,7 +252,7 @@ class RunData:
         return {
             "collection": collection,
             "cursor": cursor,
-            "policy": policy_of(parse_collection_id(collection)),
+            "policy": parse_collection_id(collection).policy,
             **{key: record[key] for key in ("rollout_id", "task_id", "index", "dataset", "reward", "success")},
             **{key: record[key] for key in ("end_reason", "temperature", "seconds", "turns", "seed")},
             **{key: record[key] for key in ("ungradable", "segment", "segments", "messages", "requirements")},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import takewhile
@@ -16,8 +15,6 @@ from loop_formats.rollout import BranchOf
 from loop_plumbing.grouping import grouped
 
 ASKS_CHARACTERS = 160
-_TEMPERATURE = re.compile(r"-t([\d.]+)$")
-"""The end of an evaluation's name, after the policy's."""
 
 
 class _ListedTurn(msgspec.Struct, frozen=True, gc=False):
@@ -119,16 +116,11 @@ def name_of(parsed: CollectionName) -> str:
     if parsed.branch:
         return f"continuations of {parsed.name}"
     if not parsed.is_training:
-        return _TEMPERATURE.sub(r", T=\1", parsed.name) if parsed.evaluation else parsed.name
+        return f"{parsed.policy}, T={parsed.temperature}" if parsed.temperature else parsed.name
     round_ = f", round {parsed.refill + 1}" if parsed.refill else ""
     group = "" if parsed.group is None else f", group {parsed.group}"
     share = f", share {parsed.share.replace('of', ' of ')}" if parsed.share else ""
     return f"iteration {parsed.iteration}{round_}{group}{share}"
-
-
-def policy_of(parsed: CollectionName) -> str:
-    """Return the name of the policy that an evaluation scores; "" for another collection."""
-    return _TEMPERATURE.sub("", parsed.name) if parsed.evaluation else ""
 
 
 def question_of(messages: Sequence[ListedMessage]) -> str:

@@ -344,7 +344,7 @@ class Node:
         for branch in request.branches:
             self._check_branch(branch)
         try:
-            if not parse_collection_id(request.id).evaluation:
+            if parse_collection_id(request.id).score is None:
                 refuse_shared_grade(self.pool.dataset)
             self.pool.check_tasks([*request.tasks, *(branch.task_id for branch in request.branches)])
             if request.policy_mode == "pinned":

@@ -47,17 +47,17 @@ PROTOCOL = '["a protocol"]'
         (
             evaluation_id("v7+T1", PROTOCOL),
             "eval-v7-T1-38d16ba024",
-            CollectionName("v7-T1", evaluation=True, score="eval-v7-T1-38d16ba024"),
+            CollectionName("v7-T1", score="eval-v7-T1-38d16ba024", policy="v7-T1"),
         ),
         (
             share_id(evaluation_id("v7", PROTOCOL), 1, 2),
             "eval-v7-38d16ba024-1of2",
-            CollectionName("v7", evaluation=True, score="eval-v7-38d16ba024"),
+            CollectionName("v7", score="eval-v7-38d16ba024", policy="v7"),
         ),
         (
-            replay_id(evaluation_id("v7", PROTOCOL), "692c77d_1"),
-            "eval-v7-38d16ba024-f6698e50",
-            CollectionName("v7", evaluation=True, score="eval-v7-38d16ba024"),
+            replay_id(evaluation_id("v7-t1-t0.5", PROTOCOL), "692c77d_1"),
+            "eval-v7-t1-t0.5-38d16ba024-f6698e50",
+            CollectionName("v7-t1-t0.5", score="eval-v7-t1-t0.5-38d16ba024", policy="v7-t1", temperature="0.5"),
         ),
         (group_id("demo", 7, PROTOCOL, 123), "demo-i0007-g123-38d16ba024", CollectionName("demo", 7, group=123)),
         (branch_id("demo-i0007", PROTOCOL), "branch-demo-i0007-38d16ba024", CollectionName("demo-i0007", branch=True)),
@@ -68,7 +68,7 @@ PROTOCOL = '["a protocol"]'
 def test_what_is_written_into_a_collections_id_is_read_from_it(collection_id, written, name):
     assert (collection_id, parse_collection_id(collection_id)) == (written, name)
     assert name.is_training == (name.iteration is not None and not name.dev)
-    assert name.is_score == (name.dev or name.evaluation)
+    assert name.is_score == (name.dev or bool(name.policy))
 
 
 def test_a_task_asked_for_alone_has_an_id_of_its_own():

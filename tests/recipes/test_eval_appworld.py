@@ -341,7 +341,7 @@ def test_an_adapter_may_be_called_anything(policy, tmp_path, name):
     assert [each.name for each in recipe._policies] == [f"at-{name}", f"at-{name} "]
     ids = [cell.request.id for each in recipe._policies for cell in recipe._cells(each)]
     assert len({*ids}) == 4
-    assert all(parse_collection_id(f"{each}-1of2").evaluation for each in ids)
+    assert all(parse_collection_id(f"{each}-1of2").score == each for each in ids)
     replayed = replay_id(share_id(ids[0], 1, 2), "again")
     assert is_collection_id(replayed)
 

@@ -100,8 +100,7 @@ METRICS: dict[str, str] = {
     "steps": "optimizer steps taken",
     "steps_left_out": "steps that update.max_trajectory_log_ratio forbade",
     "loss": "mean over the steps of the minibatch loss",
-    "held_out_loss": "mean cross-entropy after it on conversations that are not trained on; only of loop sft with "
-    "held_out",
+    "held_out_loss": "mean cross-entropy after it on conversations held out; only of loop sft with held_out",
     "grad_norm": "mean over the steps of the gradient norm before clipping",
     "grad_norm_max": "the largest of them",
     "learning_rate": "learning rate of the update",

@@ -53,6 +53,8 @@ NODE_LOCK = "node.lock"
 NODE_SECRET = "node.secret"
 """The lock that a node holds on a folder as long as it runs."""
 _LOG, _META = ".jsonl", ".meta.jsonl"
+STREAM_FILE = "stream.jsonl"
+"""The groups that a run with ``collection.stream`` opened and took (:mod:`loop_recipes.rollouts.stream`)."""
 _NUMBER = re.compile(r"([0-9]+)")
 _SUMS = "SHA256SUMS"
 _REPLACED = ".replaced.partial"
@@ -147,7 +149,8 @@ def newest_adapter(run: Path) -> Path | None:
 
 def only_logs(paths: Iterable[Path]) -> list[Path]:
     """Return the logs of rollouts among the paths, in order."""
-    return in_order(path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
+    named = (path for path in paths if path.name.endswith(_LOG) and not path.name.endswith(_META))
+    return in_order(path for path in named if path.name != STREAM_FILE)
 
 
 def find_logs(run: Path) -> list[Path]:

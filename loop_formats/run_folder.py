@@ -9,14 +9,11 @@ from typing import Any
 
 from agent_environments.description import DEFAULT_DESCRIPTION, Description
 from loop_formats.places import METRICS_FILE, run_meant
-from loop_formats.run_files import in_order, read_lines, to_json, write_whole
+from loop_formats.run_files import STREAM_FILE, in_order, read_lines, to_json, write_whole
 
 ENVIRONMENT_FILE = "environment.json"
 FOLDERS_ABOVE = 3
 """Folders above a log in which its run is searched: a log lies in ``<run>/node/collections``."""
-
-STREAM_FILE = "stream.jsonl"
-"""The groups that a run with ``collection.stream`` opened and took (:mod:`loop_recipes.rollouts.stream`)."""
 TOKEN_STATISTICS = "token_statistics"
 """The folder of token statistics in a run's folder."""
 

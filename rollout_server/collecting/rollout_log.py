@@ -41,9 +41,9 @@ class AppendLog:
 
     Args:
         path: created when missing; its folder must be there.
-        visit: called in order with every decoded record that is already in the file. It raises ValueError for a record
-            that is not whole or lacks its predecessor. It returns whether the file may end after this record; at the
-            end of the file, records that need later records are dropped.
+        visit: called in order with every decoded record that is already in the file. It raises KeyError, TypeError or
+            ValueError for a record that is torn, of another version or without its predecessor. It returns whether the
+            file may end after this record; at the end of the file, records that need later records are dropped.
     """
 
     def __init__(self, path: Path, visit: Callable[[Any], bool]):
@@ -74,7 +74,7 @@ class AppendLog:
                         continue
                     group.append(number)
                     may_end = visit(json.loads(line))
-                except ValueError as error:
+                except (KeyError, TypeError, ValueError) as error:
                     why = str(error)
                     bad, group = sorted({*bad, *group, number}), []
                     continue

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from torch.multiprocessing import ProcessExitedException
 
 from loop_formats.ids import parse_collection_id
-from loop_formats.run_files import find_logs, read_lines, read_rollouts
-from loop_formats.run_folder import STREAM_FILE, read_metrics
+from loop_formats.run_files import STREAM_FILE, find_logs, read_lines, read_rollouts
+from loop_formats.run_folder import read_metrics
 from support.counter_node import TOKEN, local_node
 from support.deaths import deterministic
 from support.rank_failure import PLACES, train_to_a_place

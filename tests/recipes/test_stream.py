@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.ids import parse_collection_id
-from loop_formats.run_files import read_lines, write_rollouts
-from loop_formats.run_folder import STREAM_FILE, read_metrics
+from loop_formats.run_files import STREAM_FILE, read_lines, write_rollouts
+from loop_formats.run_folder import read_metrics
 from loop_formats.schema import ConfigError
 from loop_recipes.algorithm import scoring
 from loop_recipes.config.loop_config import LoopConfig, read_config

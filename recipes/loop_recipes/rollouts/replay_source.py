@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from agent_environments.description import Description
 from loop_formats.collection_request import CollectionEnd, CollectionRequest
 from loop_formats.ids import parse_collection_id
 from loop_formats.rollout import MOST_IDS, Rollout, by_episode
-from loop_formats.run_files import only_logs
-from loop_formats.run_folder import STREAM_FILE, groups_taken, read_description
+from loop_formats.run_files import STREAM_FILE, only_logs
+from loop_formats.run_folder import groups_taken, read_description
 from loop_formats.schema import ConfigError, require
 from loop_plumbing.breakage import raised_as
 from loop_plumbing.grouping import grouped
@@ -44,19 +44,26 @@ class ReplaySource:
         def whose(log: Path) -> tuple[str, int | None] | Path:
             return (names[log].name, names[log].iteration) if names[log].is_training else log
 
-        if any(name.group is not None for name in names.values()):
-            logs = {log.stem: log for log in self._logs}
-            with raised_as(ConfigError, "rollout_node.replay: "):
-                self._iterations = _taken(folder, logs)
-            return
-        self._iterations = [list(group) for _, group in groupby(self._logs, whose)]
-        for log, following in (pair for logs in self._iterations for pair in pairwise(logs)):
+        streamed = {log.stem: log for log in self._logs if names[log].group is not None}
+        whole = [list(group) for _, group in groupby((log for log in self._logs if log.stem not in streamed), whose)]
+        for log, following in (pair for logs in whole for pair in pairwise(logs)):
             if names[log].refill == names[following].refill:
                 raise ConfigError(
                     f"rollout_node.replay: {log.name} and {following.name} are of one iteration; leave one log of it "
                     "in the folder (of a run that went back to an earlier checkpoint, the newer one; what several "
                     "nodes collected of it, in one file)"
                 )
+        self._iterations = whole
+        if streamed:
+            with raised_as(ConfigError, "rollout_node.replay: "):
+                numbered = sorted(
+                    [*((names[logs[0]].iteration or 0, logs) for logs in whole), *_taken(folder, streamed)]
+                )
+                twice = next((iteration for (iteration, _), (again, _) in pairwise(numbered) if iteration == again), 0)
+                require(
+                    not twice, f"iteration {twice} has a log of its own and groups of a stream; leave one of the two"
+                )
+            self._iterations = [logs for _, logs in numbered]
 
     def wait_ready(self) -> list[int]:
         return []
@@ -96,15 +103,11 @@ class ReplaySource:
             return read_to_train_on(log, self._vocabulary)
 
 
-def _taken(folder: Path, logs: Mapping[str, Path]) -> list[list[Path]]:
-    """Return the logs of the groups that each iteration of a stream took.
-
-    Raises:
-        ValueError: ``stream.jsonl`` is missing or damaged, or a group has no log.
-    """
+def _taken(folder: Path, logs: Mapping[str, Path]) -> Iterable[tuple[int, list[Path]]]:
+    """Return the iterations of a stream, each with the logs of the groups that it took. Raises ValueError if
+    ``stream.jsonl`` is missing or damaged, or a group has no log."""
     taken = groups_taken(folder)
     require(taken, f"{folder} holds the groups of a stream; lay its run's {STREAM_FILE} beside them")
     missing = next((group for group in taken if group not in logs), None)
     require(missing is None, f"{STREAM_FILE} names {missing}, whose log is missing")
-    iterations = grouped((iteration, logs[group]) for group, iteration in taken.items())
-    return [group_logs for _, group_logs in sorted(iterations.items())]
+    return grouped((iteration, logs[group]) for group, iteration in taken.items()).items()

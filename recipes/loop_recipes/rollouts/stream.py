@@ -22,8 +22,7 @@ from typing import Any
 
 from loop_formats.collection_request import CollectionEnd, CollectionRequest, losses, too_many_lost
 from loop_formats.rollout import Rollout
-from loop_formats.run_files import read_lines, write_whole, writing
-from loop_formats.run_folder import STREAM_FILE
+from loop_formats.run_files import STREAM_FILE, read_lines, write_whole, writing
 from loop_formats.schema import ConfigError
 from loop_plumbing import running_time
 from loop_plumbing.breakage import raised_as

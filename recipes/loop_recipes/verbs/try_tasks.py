@@ -168,11 +168,12 @@ class Keyboard:
             raise ConfigError("left at the keyboard") from None
         finally:
             signal.signal(signal.SIGINT, handler)
-        self._printed = len(messages) + 1  # the typed line is on the screen
+        self._printed += 1  # the typed line is on the screen
         return as_action(line, messages[0].content) if line else None
 
     def _show(self, messages: Sequence[Message]) -> None:
         print(*map(message_text, messages[self._printed :]), sep="\n\n", flush=True)
+        self._printed = len(messages)
 
     def ended(self, played: Played) -> None:
         """Show how an episode ended; the next one begins anew."""

@@ -1,12 +1,13 @@
 """Training on the logs of an earlier run."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from agent_environments.shared_grade import SHARED_GRADE
-from loop_formats.ids import branch_id, dev_id, training_id
-from loop_formats.run_files import log_path, meta_path
+from loop_formats.ids import branch_id, dev_id, group_id, training_id
+from loop_formats.run_files import STREAM_FILE, log_path, meta_path
 from loop_formats.schema import ConfigError
 from loop_recipes.config.sft_config import FixedSetConfig
 from loop_recipes.rollouts.fixed_set import read_fixed_set
@@ -51,6 +52,17 @@ def test_two_logs_of_one_iteration_are_refused(tmp_path, round_):
     for protocol in ("[0]", "[1]"):
         write_log(tmp_path, training_id("old", 2, protocol, round_))
     with pytest.raises(ConfigError, match=r"old-i0002-.* and old-i0002-.* are of one iteration; leave one log of it"):
+        ReplaySource(tmp_path)
+
+
+def test_a_run_that_became_a_stream_is_replayed_whole(tmp_path):
+    first = write_log(tmp_path, training_id("old", 1, "[]"))
+    second = write_log(tmp_path, name := group_id("old", 1, "[]", 0))
+    (tmp_path / STREAM_FILE).write_text(json.dumps({"taken": {"group": name, "iteration": 2}}) + "\n")
+    source = ReplaySource(tmp_path)
+    assert [source.read(counter_request(training_id("new", n, "[]"))).rollouts for n in (1, 2)] == [[first], [second]]
+    write_log(tmp_path, training_id("old", 2, "[]"))
+    with pytest.raises(ConfigError, match="iteration 2 has a log of its own and groups of a stream"):
         ReplaySource(tmp_path)
 
 

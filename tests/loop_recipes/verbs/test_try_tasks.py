@@ -31,12 +31,13 @@ def test_what_doing_nothing_sees_and_earns(capsys):
 
 
 def test_a_person_plays(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("It's 10!\n1\n2\n\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("It's 10!\n1\n2\n"))
     assert main([str(EXAMPLE), "--by-hand", "--tasks", "3"]) == 0
     said = capsys.readouterr().out
     assert said.index("Lower.\n") < (first := said.index("=== task from1number1: 2 turns, reward 1\n"))
     assert first < said.index("=== task from1number2: 1 turns, reward 1\n")
-    assert "=== task from1number3: 0 turns, reward 0\n" in said
+    assert "=== task from1number3: 0 turns, reward 0\n" in said, "at the end of the input"
+    assert said.count("Guess a number") == 3, "each task's question once"
     assert said.endswith("mean reward 0.667 of 3 tasks\n")
 
 

@@ -5,11 +5,15 @@
 const CURVES = [
   { title: "reward and success (0 to 1)", keys: { reward: "reward", success: "success", dev_reward: "dev reward", dev_success: "dev success" }, from: [0, 1] },
   { title: "loss (mean of the steps)", keys: { loss: "loss", held_out_loss: "held-out loss" }, small: true },
+  { title: "norm of the gradient", keys: { grad_norm: "gradient norm, mean of the steps", grad_norm_max: "the largest" }, zero: true },
   { title: "entropy (nats)", keys: { entropy: "entropy, exact, of kept tokens", entropy_estimate: "entropy, estimate, of sampled tokens" } },
   { title: "KL (nats)", keys: { approx_kl: "KL to the sampling policy", reference_kl: "KL to the base model" }, small: true },
   { title: "sampler against learner (nats)", keys: { gap_p99: "gap, 99th percentile" }, small: true },
   { title: "share of tokens (0 to 1)", keys: { clip_fraction: "ratios clipped" }, small: true, zero: true },
   { title: "share of rollouts (0 to 1)", keys: { kept_fraction: "rollouts kept" }, from: [0, 1] },
+  { title: "groups without signal", keys: { groups_without_signal: "groups without signal", groups: "all groups" }, zero: true },
+  { title: "a rollout's turns", keys: { turns: "turns" }, zero: true },
+  { title: "a rollout's sampled tokens", keys: { sampled_tokens: "sampled tokens" }, zero: true },
   { title: "time of an iteration (s)", keys: { seconds_waiting: "waiting for rollouts", seconds_recomputing: "recomputing log-probs", seconds_updating: "updating", seconds_publishing: "publishing" }, zero: true },
 ];
 const CURVE_HEIGHT = 200;
@@ -32,6 +36,8 @@ function exponents(plot, ticks) {
   const written = [1, 2, 3].map((digits) => ticks.map((tick) => (tick ? tick.toExponential(digits) : "0")));
   return written.find((texts) => new Set(texts).size === texts.length) ?? written[2];
 }
+
+const clamp = (value, [low, high] = [-Infinity, Infinity]) => Math.min(high, Math.max(low, value));
 
 /** The value of a metric by iteration: {iteration: number}. */
 function valuesOf(metrics, key) {
@@ -125,8 +131,16 @@ function Chart({ title, series, from, small, zero, stamp, open, height = CURVE_H
   return drawn.length > 0 && html`<figure class="curve"><figcaption class="hidden">${title}: ${drawn.map(inWords).join("; ")}</figcaption><div ref=${holder}></div></figure>`;
 }
 
-/** A chart of a run. */
+/** Standard errors to either side that make an interval of 95 %. */
+const CERTAIN = 1.96;
+
+/** A chart of a run. A quantity with a standard error, over tasks, has a band of 95 %. */
 function Curve({ keys, metrics, ...chart }) {
-  const series = Object.entries(keys).map(([key, label]) => ({ label, values: valuesOf(metrics, key), gaps: hasGaps(key) }));
-  return html`<${Chart} ...${chart} series=${series.filter(({ values }) => values.size)} stamp=${metrics} />`;
+  const known = Object.entries(keys).map(([key, label]) => ({ key, label, values: valuesOf(metrics, key), gaps: hasGaps(key) })).filter(({ values }) => values.size);
+  const series = known.map(({ key, label, ...each }, place) => {
+    const errors = [...valuesOf(metrics, `${key}_error`)].filter(([iteration]) => each.values.has(iteration));
+    const edge = (sign) => new Map(errors.map(([iteration, error]) => [iteration, clamp(each.values.get(iteration) + sign * CERTAIN * error, chart.from)]));
+    return { ...each, place, label: errors.length ? `${label}, 95% over tasks` : label, ...(errors.length && { low: edge(-1), high: edge(1) }) };
+  });
+  return html`<${Chart} ...${chart} series=${series} stamp=${metrics} />`;
 }

@@ -244,7 +244,7 @@ function BesidePage({ collection, cursor, other, run }) {
       return html`<div class=${`turn ${own && its && own.action === its.action && own.output === its.output ? "same" : ""}`}>
         <div class="role">rollout ${loaded.value[side].index}${own && `, turn ${places[side] + 1}`}</div>
         <${Marked} text=${own?.action} other=${its?.action} />
-        ${own?.output !== undefined && html`<div class="output"><${Marked} text=${own.output} other=${its?.output} /></div>`}
+        ${own?.output && html`<div class="output"><${Marked} text=${own.output} other=${its?.output} /></div>`}
       </div>`;
     }))}
     </div>
@@ -315,12 +315,14 @@ function Conversation({ rollout, shared = 0, earlier = 0, known = new Set() }) {
     <${Opening} folded=${folded} task=${task} segment=${rollout.segment} />
     ${messages.slice(first).map((message, i) => {
       if (requests.has(first + i)) return html`<div class="message"><div class="role">request of the node</div><${LongText} text=${message.content} /></div>`;
+      if (!message.content && message.role !== "assistant" && first + i === messages.length - 1) return null; // the end below says why
       if (message.role !== "assistant") return html`<${Observation} text=${message.content} ofFailed=${Boolean(turns[places.indexOf(first + i - 1)]?.failed)} />`;
       const own = places.indexOf(first + i);
       const place = own < 0 ? replayed.indexOf(first + i) - before : own;
       if (own < 0 && place < -before) return html`<${Inserted} text=${message.content} />`;
       return html`<${Action} text=${message.content} reasoning=${message.reasoning} number=${before + earlier + place + 1} turn=${turns[place]} place=${place} rollout=${rollout} />`;
     })}
+    ${rollout.segment + 1 === rollout.segments && html`<p class="message quiet">the episode ended: ${rollout.end_reason}, reward ${fixed(rollout.reward)}</p>`}
   </div>`;
 }
 

@@ -161,9 +161,9 @@ function Choice({ label, options, value, onChange }) {
   </label>`;
 }
 
-const CELLS = "rollouts: reward or ✓, turns, advantage; dashed: ended by a limit";
+const CELLS = "rollouts: reward or ✓, turns, advantage; yellow: a part of the reward; dashed: ended by a limit";
 function RolloutCell({ collection, entry, here }) {
-  const state = entry.success ? "solved" : entry.end_reason === "completed" ? "missed" : "over";
+  const state = entry.success ? "solved" : entry.end_reason !== "completed" ? "over" : entry.reward > 0 ? "part" : "missed";
   const title = `${entry.task} / ${entry.index}: ${entry.success ? "solved, " : ""}${entry.end_reason}, reward ${fixed(entry.reward)}, ${entry.turns} turns${advantageOf(entry, ", advantage ")}`;
   return html`<a class=${`cell stop ${state}`} href=${link("c", collection, "r", entry.cursor)} aria-current=${here && "page"}
     aria-label=${title} title=${entry.note ? `${title}\n${entry.note}` : title}>
@@ -205,7 +205,7 @@ function SearchAll({ collections }) {
   return html`<div class="filters"><${SearchField} label="text in all rollouts" value=${text} onText=${setText} />
     ${found.error && html`<span class="error">${found.error}</span>`}
     ${text && !found.error && html`<span id="hits">${found.loading ? "…" : hits.length ? hits.map(
-      ({ item, count }) => html`<a class="stop" href=${`${link("c", item.id)}?${new URLSearchParams({ ...chosenFilters, filter: "all", text })}`}><bdi>${item.name}</bdi>: ${count}</a> `,
+      ({ item, count }) => html`<a class="stop" href=${`${link("c", item.id)}?${new URLSearchParams({ ...chosenFilters, filter: "all", text })}`}><bdi>${item.name}</bdi>: ${count}</a>${count === 1 ? " rollout" : " rollouts"} · `,
     ) : "no rollout has this text"}</span>`}
   </div>`;
 }
@@ -445,8 +445,8 @@ function AgainstPage({ collection, other, run }) {
     <td class="change">${written(AGAINST_COLUMNS.change, each)}, <a href=${link("beside", collection, each.sides[0][0].cursor, other, each.sides[1][0].cursor)}>side by side</a></td>
   </tr>`;
   return html`<section>
-    <p id="gained">Of ${rows.length} tasks, <b><bdi>${nameOf(other)}</bdi></b> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}${" "}
-      against <b><bdi>${nameOf(collection)}</bdi></b>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
+    <p id="gained">${rows.length ? html`Of ${rows.length} tasks, <b><bdi>${nameOf(other)}</bdi></b> gained ${count((change) => change > 0)} and lost ${count((change) => change < 0)}` : html`<b><bdi>${nameOf(other)}</bdi></b> shares no task`}${" "}
+      ${rows.length ? "against" : "with"} <b><bdi>${nameOf(collection)}</bdi></b>${alone > 0 && html`; ${alone} tasks are in one of them only`}.</p>
     <${LongTable} rows=${sortedRows(rows, AGAINST_COLUMNS[sort.order], sort.backwards)} row=${row} height=${TASK_HEIGHT} className="wide">
       <${Headings} columns=${columns} ...${sort} onOrder=${setSort} /><//>
   </section>`;

@@ -157,7 +157,6 @@ def behavior_change(periods: Sequence[Period], dataset: str, measured: Sequence[
         axes.set_xlim(-0.6, len(periods) - 0.4)
         axes.margins(y=0.15)
         axes.set_ylim(0, None if any(values) else 1)
-        axes.spines[["top", "right"]].set_visible(False)
     counts = ", ".join(f"{period.name}: {len(period.attempts)} rollouts" for period in periods)
     figure.suptitle(f"{dataset}\n{counts}; whiskers: 95% bootstrap interval over tasks", fontsize=10, x=0.01, ha="left")
     figure.tight_layout()
@@ -188,7 +187,7 @@ def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure
         axes.set(xlim=(0, depth + 0.5), ylim=(len(ordered), 0), xlabel="API call")
         axes.set_xticks(np.arange(depth) + 0.5, np.arange(1, depth + 1), fontsize=8)
         axes.set_yticks([])
-        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["left"].set_visible(False)
     handles: list[Artist] = [Rectangle((0, 0), 1, 1, color=colours[call]) for call, _ in counts.most_common(12)]
     labels = [f"{call} ({count})" for call, count in counts.most_common(12)]
     handles, labels = [*handles, Line2D([], [], **SOLVED)], [*labels, "solved"]
@@ -199,13 +198,15 @@ def call_sequences(periods: Sequence[Period], task: str, dataset: str) -> Figure
 
 
 def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> list[Path]:
-    """Write both figures as PNG and SVG and return the paths. Without measurements there is no figure of behaviour.
+    """Write both figures as PNG and SVG and return the paths. Without measurements there is no figure of behaviour,
+    without calls none of them.
 
     Args:
         task: the task to draw; None takes the task with most rollouts and sequences, if possible from both periods.
 
     Raises:
-        ValueError: no rollouts, or none of that task.
+        ValueError: no rollouts, or none of that task; or nothing to draw, since there are neither measurements nor
+            calls.
     """
     dataset, periods = read_periods(run)
     sequences = grouped((item.task_id, item.calls) for period in periods for item in period.attempts)
@@ -216,10 +217,12 @@ def write_rollout_figures(run: Path, output: Path, task: str | None = None) -> l
         raise ValueError(f"no rollout of task {task!r} in {' or '.join(period.name for period in periods)} of {run}")
     counted = {name for period in periods for item in period.attempts for name in item.behavior}
     measured = [figure for figure in read_description(run).figures if figure.of in counted]
-    return [
-        *(save(behavior_change(periods, dataset, measured), output, "behavior_change") if measured else []),
-        *save(call_sequences(periods, task, dataset), output, "call_sequences"),
-    ]
+    written = save(behavior_change(periods, dataset, measured), output, "behavior_change") if measured else []
+    if any(sequences[task]):
+        written += save(call_sequences(periods, task, dataset), output, "call_sequences")
+    if not written:
+        raise ValueError(f"no tool was called for task {task}, and nothing else is measured; loop view {run} has texts")
+    return written
 
 
 def _draw_tree(

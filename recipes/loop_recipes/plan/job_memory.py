@@ -59,8 +59,8 @@ IN_TURNS = ("node.servers.share=trainer", "collection.max_policy_lag=0")
 
 
 def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
-    """Return a line for each GPU config: whether the job fits GPUs of ``gpu_gib`` GiB by arithmetic, with GPUs divided
-    and in turns. A model that is not on this machine is planned by its published sizes, if they are known."""
+    """Return a line for each GPU config, first those that fit: whether the job fits GPUs of ``gpu_gib`` GiB by
+    arithmetic, with GPUs divided and in turns. A model that is not here is planned by its published sizes, if known."""
     lines = [f"{'GiB a GPU (arithmetic)':<24}{'trainer, server':<20}sampling, training in turns"]
     for name in names:
         if not str(compose(name).get("device", "cpu")).startswith("cuda"):
@@ -75,7 +75,7 @@ def what_fits(names: Iterable[str], gpu_gib: float) -> list[str]:
                 cells = [f"not planned: {error}"]
         lines.append(f"{name:<24}" + "".join(f"{cell:<20}" for cell in cells).rstrip())
     return [
-        *lines,
+        *sorted(lines, key=lambda line: line.count(" no") + ("not planned" in line)),
         f"no: it does not fit on GPUs of {gpu_gib:g} GiB; `loop check NAME` says how many GPUs a config has.",
         "Where trainer and server divide one GPU, both figures are of it.",
     ]

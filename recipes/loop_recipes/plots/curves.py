@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import LogFormatter
 
 from agent_environments.description import BehaviorFigure
 from loop_formats.places import labelled_paths, split_label
@@ -117,8 +117,6 @@ def parse_curves(texts: Sequence[str]) -> list[Curve]:
 def smooth(values: np.ndarray, window: int) -> np.ndarray:
     """Return the centred moving average over ``window`` iterations, [runs, i], without NaNs; NaN at both ends, if the
     window is incomplete. An even window has one more iteration after the centre than before."""
-    if window <= 1:
-        return values
     before, averaged = (window - 1) // 2, np.full_like(values, np.nan)
     for first in range(values.shape[1] - window + 1):
         averaged[:, first + before] = _nan_mean(values[:, first : first + window], axis=1)
@@ -152,8 +150,8 @@ def draw(axes: Axes, curve: Curve, key: str, colour: str, window: int = AVERAGED
     marks = MARKS[colour] if window == 1 and of_all.sum() <= MOST_MARKED else {"ls": MARKS[colour]["ls"]}
     named = f"{name}: average of {window}" if window > 1 else name
     axes.plot(iterations[of_all], mean[of_all], color=colour, lw=2, ms=4, label=named, **marks)
-    if not of_all.all():
-        axes.plot(iterations[~of_all], mean[~of_all], color=colour, lw=1, ls=":")
+    if (rest := iterations >= curve.whole_until).sum() > 1:
+        axes.plot(iterations[rest], mean[rest], color=colour, lw=1, ls=":")
     return True
 
 
@@ -161,7 +159,9 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
     """Plot reward and success over iterations; diamonds are evaluations on dev tasks. If there are too many curves for
     one panel, each has its own."""
     apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
-    figure, grid = panels(len(curves) if apart else 2, 15.0 if apart else 20.0, sharex=True)
+    if all(line.get("reward") == line.get("success") for curve in curves for run in curve.runs for line in run):
+        titles = {"success": "share of rollouts that solve, which is the reward"}
+    figure, grid = panels(len(curves) if apart else len(titles), 15.0 if apart else 20.0, sharex=True)
     for place, (key, title) in enumerate(titles.items()):
         for number, curve in enumerate(curves):
             axes, colour = grid.flat[number if apart else place], _colour(place if apart else number)
@@ -185,10 +185,8 @@ def _counted(curves: Sequence[Curve]) -> list[str]:
     counts = [
         line["rollouts"] for curve in curves for run in curve.runs for line in run if _number(line.get("rollouts"))
     ]
-    if not counts:
-        return []
-    low, high = min(counts), max(counts)
-    return [f"{low if low == high else f'{low} to {high}'} rollouts an iteration"]
+    ends = sorted({min(counts), max(counts)}) if counts else []
+    return [f"{' to '.join(map(str, ends))} rollouts an iteration"] * bool(ends)
 
 
 def _averaged(curves: Sequence[Curve], key: str) -> str:
@@ -254,8 +252,8 @@ def lag_and_gap(curves: Sequence[Curve]) -> Figure:
         lag.yaxis.get_major_locator().set_params(integer=True)
     scale = "log" if math.isfinite(gap.dataLim.minposy) else "linear"  # of zeros there is no logarithm
     gap.set(title="log-probs: sampler against learner", ylabel="99th percentile (dotted: largest), nats", yscale=scale)
-    gap.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
-    gap.yaxis.set_minor_formatter(NullFormatter())
+    if scale == "log":
+        gap.yaxis.set(major_formatter=LogFormatter(), minor_formatter=LogFormatter())
     clip.set(title="clipped tokens", ylabel="share of tokens")
     _from_zero(clip)
     ratio.set(title="importance ratio", ylabel="median, 1st to 99th percentile")
@@ -288,8 +286,8 @@ def training(curves: Sequence[Curve]) -> Figure:
     for axes, (key, title) in zip(grid.flat, known, strict=False):
         for number, curve in enumerate(curves):
             draw(axes, curve, key, _colour(number), *((1, "_") if key in PLANNED else ()))
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.set_title(title, fontsize=10)
+        _from_zero(axes)
     return _finish_panels(figure, grid, curves, _averaged(curves, "loss"))
 
 
@@ -373,8 +371,9 @@ def _finish_panels(figure: Figure, grid: np.ndarray, curves: Sequence[Curve], no
 
 
 def _from_zero(axes: Axes) -> None:
-    """Let the y axis begin at zero and keep some room above the data."""
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    """Let the y axis begin at zero, unless a value is below it, and keep some room above the data."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low if axes.dataLim.ymin < 0 else 0, high + 0.05 * abs(high))
 
 
 def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0.0) -> Figure:
@@ -393,6 +392,5 @@ def _finish(figure: Figure, curves: Sequence[Curve], note: str, below: float = 0
         axes.grid(alpha=0.25, lw=0.5)
         axes.locator_params(axis="x", integer=True)
         axes.set_xmargin(0.02)  # an iteration 0 that nothing measured has no place
-        axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout(rect=(0.0, below / figure.get_figheight(), 1.0, 1.0))
     return figure

@@ -17,6 +17,7 @@ from loop_formats.run_files import whole_file
 from loop_plumbing.breakage import raised_as
 
 mpl.rcParams["text.parse_math"] = False  # a task id may hold dollars
+mpl.rcParams |= {"axes.spines.top": False, "axes.spines.right": False, "axes.formatter.limits": (-3, 5)}
 
 # Okabe and Ito's colours, told apart with any kind of colour vision; the last is for what has no name of its own.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

@@ -97,7 +97,7 @@ def cut_turns(lines: Lines) -> Finding | None:
         return Finding(f"{thinking:.0%} of the turns are cut inside their thinking", cure, "the-reward-is-0")
     cut = _mean(recent, "cut_turns")
     if cut is not None and cut > 0.1:
-        cure = "raise collection.limits.max_tokens_per_turn, so that most turns end by themselves"
+        cure = "raise collection.limits.max_tokens_per_turn, unless what was cut off says nothing more"
         return Finding(f"{cut:.0%} of the turns are cut by the limit of tokens", cure, "it-does-not-learn")
     if completed is not None and completed < 0.5:
         cure = "raise collection.limits, or begin with collection.horizons"

@@ -300,6 +300,7 @@ def test_which_shipped_configs_fit_a_card(capsys, models, monkeypatch):
     assert no.startswith("no: it does not fit on GPUs of 23.5 GiB")
     rows = {line.split()[0]: line for line in table[1:]}
     assert rows.keys() == {*some["machine"]} - {"cpu"}
+    assert [line.count(" no") for line in table] == sorted(line.count(" no") for line in table)
     assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_5_4b_one_gpu"]), "a hybrid by its sizes too"
     assert re.search(r"\d no +\d+\.\d\d, \d+\.\d\d no$", rows["qwen3_14b"]), "by the published sizes"
     number = r"\d+\.\d\d"

@@ -82,7 +82,7 @@ def test_the_mean_is_dotted_where_a_seed_has_ended(tmp_path):
     curve = parse_curve("x=" + ",".join(map(str, runs)))
     figure = learning_curve([curve])
     lines = figure.axes[0].get_lines()
-    assert [(line.get_linestyle(), list(line.get_ydata())) for line in lines] == [("-", [0.5]), (":", [0.0, 0.0])]
+    assert [(line.get_linestyle(), list(line.get_ydata())) for line in lines] == [("-", [0.5]), (":", [0.5, 0.0, 0.0])]
     assert "dotted: seeds of x that go on after others ended" in figure._suptitle.get_text()
     whole = parse_curve(f"x={runs[0]},{write_run(tmp_path / 'c', [0.0, 0.0, 0.0])}")
     figure = learning_curve([whole])
@@ -127,17 +127,14 @@ def test_a_dev_score_stands_where_its_policy_stood():
 def test_smoothing_is_a_centred_average():
     values = np.array([[0.0, 3.0, 6.0, np.nan, 2.0]])
     assert np.array_equal(smooth(values, 3), [[np.nan, 3.0, 4.5, 4.0, np.nan]], equal_nan=True), "a whole window"
-    assert smooth(values, 1) is values
     assert np.array_equal(smooth(np.array([[0.0, 2.0, 4.0, 8.0]]), 2), [[1.0, 3.0, 6.0, np.nan]], equal_nan=True)
 
 
 def test_phases_stack_to_the_whole_iteration(tmp_path):
     run = write_run(tmp_path / "r", [0.5], seconds=10.0, seconds_waiting=4.0, seconds_updating=3.0)
     axes = phases([parse_curve(str(run))]).axes[0]
-    heights = {container.get_label(): container[0].get_height() for container in axes.containers}
-    assert heights["waiting for rollouts"] == 4.0
-    assert heights["updating"] == 3.0
-    assert heights["other"] == 3.0
+    heights = {each.get_label(): each[0].get_height() for each in axes.containers if each[0].get_height()}
+    assert heights == {"waiting for rollouts": 4.0, "updating": 3.0, "other": 3.0}
 
 
 def test_the_behaviour_that_is_drawn_is_what_was_recorded(tmp_path):
@@ -158,7 +155,6 @@ def test_a_line_cut_short_is_left_out_and_a_damaged_one_named(tmp_path, capsys):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 3, "rew')
     curve = parse_curve(str(run))
-    assert isinstance(curve, Curve)
     assert len(curve.runs[0]) == 2
     with (file := run / "metrics.jsonl").open("a") as lines:
         lines.write('ard": 0.7}\n{"reward": 0.7}\n')
@@ -172,11 +168,6 @@ def test_what_cannot_be_drawn_or_written_is_one_clear_line(tmp_path, capsys):
     assert main([str(run), "--out", str(tmp_path / "file")]) == 1
     said = "does not take pictures, give another --out: [Errno 17] File exists"
     assert capsys.readouterr().err == f"loop plot: {tmp_path / 'file'} {said}: '{tmp_path / 'file'}'\n"
-
-
-def test_what_is_no_run_is_one_clear_line(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"loop plot: {tmp_path} is not a training run: it has no metrics.jsonl\n"
 
 
 @pytest.mark.fault("one run that has only begun, and nothing is drawn")
@@ -260,7 +251,7 @@ def test_many_curves_can_be_told_apart_without_colour(tmp_path, count):
 
 def test_every_axis_of_every_figure_is_named(tmp_path):
     more = {"loss": -0.01, "entropy_estimate": 0.3, "approx_kl": 1e-3, "grad_norm": 0.2, "seconds": 2.0}
-    more |= {"gap_p99": 1e-4, "gap_max": 2e-3, "clip_fraction": 0.01, "policy_lag": 0}
+    more |= {"gap_p99": 1e-4, "gap_max": 2e-4, "clip_fraction": 0.01, "policy_lag": 0}
     more |= {"ratio_p50": 1.0, "ratio_p01": 0.9, "ratio_p99": 1.1}
     curve = parse_curve(str(write_run(tmp_path / "run", [0.1] * 6, **more)))
     for make in (learning_curve, phases, lag_and_gap):
@@ -269,8 +260,12 @@ def test_every_axis_of_every_figure_is_named(tmp_path):
         for axes in figure.axes:
             assert axes.get_ylabel(), axes.get_title()
             assert axes.get_xlabel() == "iteration" or not axes.xaxis.get_tick_params()["labelbottom"]
-            assert not any("mathdefault" in label.get_text() for label in axes.get_yticklabels())
+            names = [label.get_text() for minor in (False, True) for label in axes.get_yticklabels(minor=minor)]
+            assert sum(map(bool, names)) > 1
+            assert not any("mathdefault" in name for name in names)
             assert figure.bbox.x1 >= axes.title.get_window_extent().x1, "a title is cut off"
+    same = write_run(tmp_path / "same", [0.1] * 6, success=0.1)
+    assert len(learning_curve([parse_curve(str(same))]).axes) == 1, "the reward is the success"
     figure = training([curve])
     figure.canvas.draw()
     for axes in filter(Axes.get_visible, figure.axes):

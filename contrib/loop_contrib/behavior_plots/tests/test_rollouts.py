@@ -127,6 +127,11 @@ def test_an_evaluation_or_a_single_log_is_a_period_of_its_own(run, tmp_path, cap
     (tmp_path / "empty").mkdir()
     assert main(["--rollouts", str(tmp_path / "empty")]) == 1
     assert "holds no rollouts" in capsys.readouterr().err
+    log = tmp_path / "empty/node/collections/x.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text(line("a_1", 0, []))
+    assert main(["--rollouts", str(tmp_path / "empty")]) == 1
+    assert "no tool was called for task a_1" in capsys.readouterr().err
 
 
 def test_tasks_asked_for_by_themselves_belong_to_their_score(tmp_path):

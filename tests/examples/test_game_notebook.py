@@ -31,6 +31,7 @@ async def run_in_a_kernel(cells):
 @pytest.mark.parametrize("run", [run_here, pytest.param(run_in_a_kernel, marks=pytest.mark.slow)])
 async def test_the_task_of_the_notebook_is_whole_and_right(tmp_path, monkeypatch, capsys, run):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOOP_HOME", str(tmp_path))
     await run(BEFORE_TRAINING)
     right, nothing = capsys.readouterr().out.strip().splitlines()
     assert right.startswith("right:    solve(task) earns 1 on average")
@@ -45,10 +46,9 @@ async def test_the_notebook_runs_to_its_end_with_the_tiny_policy(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOOP_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    small = '["output_dir=runs/notebook", "max_iterations=1", "collection.tasks_per_iteration=2"]'
-    first = f'from pathlib import Path\nMODEL = "{loop_package("tiny_policy")}"\nWORDS = {small}'
-    assert all(f"{name} = " in CELLS[0] and f"{name} = " in first for name in ("MODEL", "WORDS"))
-    await run([first, *CELLS[1:]])
+    words = ["output_dir=runs/notebook", "max_iterations=1", "collection.tasks_per_iteration=2"]
+    head, _ = CELLS[0].split("MODEL = ")
+    await run([f"{head}MODEL, WORDS = {str(loop_package('tiny_policy'))!r}, {words}", *CELLS[1:]])
     shown = capsys.readouterr().out
     assert "| before | T=0 |" in (tmp_path / "runs/notebook/evaluation/report.md").read_text()
     assert (tmp_path / "runs/notebook/learning_curve.png").is_file()

@@ -177,9 +177,6 @@ def of_a_run(content: dict[str, Any]) -> dict[str, Any]:
     """A whole config with the keys that a block shows: those of a run, of its limits, of its node or of an agent."""
     if "machine" in content:
         return content
-    if "side_calls" in content:
-        graded = {"command": ["agent"], "accept_reward": True, "tasks": {"train": ["a"]}}
-        content = {"environment": {"name": "harness", **graded, **content}}
     if "limits" in content:
         content = {"collection": content}
     of_node = not content.keys() <= fields_of(LoopConfig).keys() or "observation_role" in content.get("model", {})

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_environments.protocol import create_pool
+from agent_environments.protocol import create_pool, is_harness
 from loop_formats.schema import ConfigError
 from loop_plumbing.breakage import raised_as
 from loop_recipes.config.arguments import config_parser
@@ -89,8 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"problem: {problem}", stream=sys.stderr)
     if report.problems:
         return 1
-    unopened = f", but its environment was not opened: `loop try {options.config}` does so" if report.unopened else ""
-    say(f"nothing found that would stop this job{unopened}")
+    verb = "eval" if is_harness(node.environment.name) else "try"
+    note = f", but its environment was not opened: `loop {verb} {options.config}` does so" if report.unopened else ""
+    say(f"nothing found that would stop this job{note}")
     return 0
 
 

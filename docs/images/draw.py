@@ -6,8 +6,10 @@
 Each is light or dark as the page around it is. The demo's lines appear at their recorded times, forty times as fast.
 """
 
+import re
 import subprocess
 import sys
+import textwrap
 import time
 from html import escape
 from pathlib import Path
@@ -118,6 +120,7 @@ def tokens() -> str:
 
 RECORDING = Path(__file__).with_name("demo.txt")
 FASTER, COLUMNS, ROWS, ROW = 40, 110, 24, 17
+TABLE = ("┏", "┃", "┡", "│", "└")
 
 
 def record(command: list[str]) -> None:
@@ -134,12 +137,25 @@ def record(command: list[str]) -> None:
 
 
 def demo() -> str:
-    """Draw the recorded lines as a terminal shows them: each once it was printed, the earlier ones scrolled away."""
+    """Draw the recorded lines as a terminal shows them: each once it was printed, the earlier ones scrolled away.
+
+    Of the pictures' names only the first is drawn, so that the scores are seen at the end. A table is cut at the edge.
+    """
     recorded = [line.partition("\t") for line in RECORDING.read_text().splitlines()]
-    times = [int(seconds) / FASTER for seconds, _, _ in recorded]
+    listed = [place for place, (_, _, words) in enumerate(recorded) if re.fullmatch(r"\S+\.(png|svg)", words)]
+    rows: list[tuple[float, str]] = []
+    for place, (seconds, _, words) in enumerate(recorded):
+        if place in listed[1:]:
+            continue
+        at = int(seconds) / FASTER
+        if words.startswith(TABLE):
+            rows.append((at, words if len(words) <= COLUMNS else f"{words[: COLUMNS - 1]}\u2026"))
+        else:
+            words += f" and {len(listed) - 1} more" if place in listed else ""
+            rows += [(at, part) for part in textwrap.wrap(words, COLUMNS, drop_whitespace=False) or [""]]
+    times = [at for at, _ in rows]
     parts, scrolls = [], ["0% { transform: none; }"]
-    for number, ((_, _, words), at) in enumerate(zip(recorded, times, strict=True), 1):
-        shown = words if len(words) <= COLUMNS else f"{words[: COLUMNS - 1]}\u2026"
+    for number, (at, shown) in enumerate(rows, 1):
         place = f'x="14" y="{number * ROW + 6}" class="line" style="animation-delay: {at:g}s"'
         parts.append(f"<text {place}>{escape(shown)}</text>")
         if number > ROWS:

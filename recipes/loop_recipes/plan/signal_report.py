@@ -35,12 +35,12 @@ def together(every: Iterable[Any]) -> Groups:
 
 def signal_text(groups: Groups) -> str:
     """Return a text that says how many groups had signal, by whether the task was solved never, sometimes or always."""
-    parts = {"never solved": [0, 0], "sometimes": [0, 0], "always": [0, 0]}
+    parts = {"never solved": [0, 0], "solved sometimes": [0, 0], "always solved": [0, 0]}
     for key, counts in groups.items():
-        counted = parts[{0.0: "never solved", 1.0: "always"}.get(solved_rate(key), "sometimes")]
+        counted = parts[{0.0: "never solved", 1.0: "always solved"}.get(solved_rate(key), "solved sometimes")]
         counted[:] = counted[0] + counts["with_signal"], counted[1] + counts["groups"]
     signal, total = (sum(counted[place] for counted in parts.values()) for place in (0, 1))
-    shares = ", ".join(f"{name} {some}/{of}" for name, (some, of) in parts.items() if of)
+    shares = ", ".join(f"{some} of {of} {name}" for name, (some, of) in parts.items() if of)
     return f"{signal} of {total} groups had unequal rewards ({shares})"
 
 

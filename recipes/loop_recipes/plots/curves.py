@@ -171,9 +171,9 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
             if values.size:
                 axes.plot(evaluated, values, "D--", color=colour, ms=5, lw=1, label=f"{label}, dev")
             axes.set(title=curve.label if apart else title, ylabel=scale, ylim=(-0.02, 1.02))
-    seeds = max(len(curve.runs) for curve in curves)
+    seeds = " or ".join(map(str, sorted({len(curve.runs) for curve in curves} - {1})))
     notes = [_averaged(curves, "reward")]
-    notes += [f"band: lowest to highest of {seeds} seeds"] if seeds > 1 else []
+    notes += [f"band: lowest to highest of {seeds} seeds"] if seeds else []
     alone = [curve for curve in curves if len(curve.runs) == 1 and len(curve.series("reward_error")[0])]
     notes += ["bars: 95% interval over tasks, cut at 0 and 1"] if alone else []
     notes += _counted(curves)

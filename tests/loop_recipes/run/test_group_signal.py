@@ -23,7 +23,8 @@ def test_groups_are_counted_by_the_share_solved_and_have_signal_where_returns_di
         "1/4": {"groups": 1, "with_signal": 1},
         "4/4": {"groups": 1, "with_signal": 0},
     }
-    assert signal_text(found) == "3 of 5 groups had unequal rewards (never solved 2/3, sometimes 1/1, always 0/1)"
+    shares = "2 of 3 never solved, 1 of 1 solved sometimes, 0 of 1 always solved"
+    assert signal_text(found) == f"3 of 5 groups had unequal rewards ({shares})"
     assert together([found, found])["0/4"] == {"groups": 6, "with_signal": 4}
     junk = ("text", None, [1], {"a": 1}, {"1/0": found["0/4"]}, {"9/4": found["0/4"]}, {"1/4": {"groups": "many"}})
     assert together([*junk, found]) == found
@@ -67,7 +68,7 @@ def test_a_run_tells_its_signal_and_a_folder_that_is_none_is_one_line(tmp_path, 
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     doctor.main([str(tmp_path)])
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "signal: 2 of 4 groups had unequal rewards (sometimes 2/2, always 0/2)"
+    assert said[0] == "signal: 2 of 4 groups had unequal rewards (2 of 2 solved sometimes, 0 of 2 always solved)"
     assert all(len(line) <= 100 for line in said[:-1])
     assert pilot_groups(tmp_path) == together([groups([0, 1], [1, 1])] * 2)
     with pytest.raises(ConfigError, match=r"--pilot .*nowhere"):

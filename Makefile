@@ -146,6 +146,7 @@ figures: .venv/.installed-$(BUILDS) ## draw the pictures of README.md and docs a
 	.venv/bin/python experiments/algorithms.py --table-only --records experiments/results/tiny_policy.jsonl \
 	  --iterations 10 --ceiling 0.938 --docs docs/results/algorithms.md -- collection.tasks_per_iteration=5
 	.venv/bin/python experiments/after_loop.py --table-only --iterations 6 --episodes 32 --docs docs/results/after_loop.md
+	.venv/bin/python experiments/after_loop.py --table-only --bed quest --seeds 1 2 --iterations 8 --docs docs/results/after_loop.md
 
 # The integration tests drive vLLM's CPU build; on a GPU machine the GPU's own test takes their place.
 test: setup world $(if $(filter cpu,$(BUILDS)),.triton/.installed) ## lint, unit tests, then the tests that drive the real parts; TESTS=tests or contrib: one distribution's

@@ -7,12 +7,13 @@
     python experiments/after_loop.py --output runs/smoke --records runs/smoke/records.jsonl --only base tokens \\
         --seeds 0 --iterations 1 --episodes 16 --held-out-tasks 3       # does it run?
 
-The base takes one step on all rollouts of an iteration: eight of each task, each a mean over its tokens, no KL term,
-the share of tests as the return. Each arm changes one thing and samples as many episodes: ``--episodes`` an iteration.
-The tiny policy learns at the rate that the search in docs/results/algorithms.md found for one step or for several, the
-quest's at its machine's. ``--bed quest`` needs SmolLM2-135M-Instruct (`make smollm2`). A run that is done is not
-repeated, one that was cut off goes on, and a seed of every arm comes first, so that what is there can be compared. The
-tiny policy's runs share one rollout node, which starts once.
+The base takes eight rollouts of each task, each a mean over its tokens, no KL term, the share of tests as the return.
+It steps once on all rollouts of an iteration, on the quest on each 32 of them. Each arm changes one thing and samples
+as many episodes: ``--episodes`` an iteration. The tiny policy learns at the rate that the search in
+docs/results/algorithms.md found for one step or for several, the quest's at its machine's. ``--bed quest`` needs
+SmolLM2-135M-Instruct (`make smollm2`). A run that is done is not repeated, one that was cut off goes on, and a seed of
+every arm comes first, so that what is there can be compared. The tiny policy's runs share one rollout node, which
+starts once.
 
 A scored run leaves a record (records.py), of which the table and the figure are made. A finding holds here where the
 interval of the difference to the base in held-out success, over tasks and seeds, lies on the paper's side of 0, and
@@ -51,6 +52,7 @@ from loop_recipes.config.loop_config import LoopConfig, read_config
 from loop_recipes.evaluation.comparison import Comparison, compare, pool_seeds
 from loop_recipes.evaluation.report import read_report
 from loop_recipes.evaluation.scores import NamedResults, TaskResult
+from loop_recipes.plots.style import COLOURS
 from loop_recipes.steps import StepFailed, Steps, newest_policy
 from rollout_server.client import RolloutClient
 from rollout_server.node_process import NodeProcess
@@ -235,9 +237,9 @@ def picture(records: Mapping[str, Sequence[Record]], path: Path, environment: De
     for row, seeds in enumerate(records.values()):
         score = held_out_score((each.results for each in seeds), environment).success
         reach = [[score.mean - score.interval.low], [score.interval.high - score.mean]]
-        mean = axes.errorbar(score.mean, row, xerr=reach, fmt="s", color="#0072B2", capsize=3)
+        mean = axes.errorbar(score.mean, row, xerr=reach, fmt="s", color=COLOURS[0], capsize=3)
         dots = [100 * statistics.fmean(result.success for result in each.results) for each in seeds]
-        (dot,) = axes.plot(dots, [row] * len(dots), "o", color="#D55E00", ms=4, alpha=0.7)
+        (dot,) = axes.plot(dots, [row] * len(dots), "o", color=COLOURS[1], ms=4, alpha=0.7)
     axes.set_yticks(range(len(records)), [ARMS[name].label for name in records])
     axes.invert_yaxis()
     axes.set_xlabel("held-out success, %")

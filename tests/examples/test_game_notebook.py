@@ -52,7 +52,7 @@ async def test_the_notebook_runs_to_its_end_with_the_tiny_policy(tmp_path, monke
     shown = capsys.readouterr().out
     assert "| before | T=0 |" in (tmp_path / "runs/notebook/evaluation/report.md").read_text()
     assert (tmp_path / "runs/notebook/learning_curve.png").is_file()
-    assert "user: Guess a number between" in shown
+    assert "user: Find the key." in shown
 
 
 def test_the_notebook_is_stored_with_its_outputs():

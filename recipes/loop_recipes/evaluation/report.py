@@ -195,9 +195,9 @@ def _document(protocol: Protocol, scored: Sequence[ScoredCell], comparisons: Seq
             f"the p-value of a permutation test, both over {environment.groups}.",
             *comparison_tables(comparisons, environment),
         ]
-    if environment.figures:
+    if (behavior := _behavior_table(scored, environment)).rows:
         sources = ", ".join(dict.fromkeys(figure.source for figure in environment.figures if figure.source))
-        document += [f"## Behaviour ({sources})" if sources else "## Behaviour", _behavior_table(scored, environment)]
+        document += [f"## Behaviour ({sources})" if sources else "## Behaviour", behavior]
     if lost := lost_rollouts(scored, environment):
         document += ["## Lost rollouts", "They are in no figure: the agent had no part in their failure."]
         document.append("\n".join(f"- {line}" for line in lost))
@@ -313,11 +313,12 @@ def _group_table(scored: Sequence[ScoredCell]) -> Table:
 
 
 def _behavior_table(scored: Sequence[ScoredCell], environment: Description) -> Table:
-    """Return a table of the environment's figures, a column for each score."""
+    """Return a table of the environment's figures that any rollout has, a column for each score."""
     rows = []
     for figure in environment.figures:
         values = [(item.score.behavior or {}).get(figure.name) for item in scored]
-        rows.append([figure.title, *("-" if value is None else f"{value:.3g}" for value in values)])
+        if any(value is not None for value in values):
+            rows.append([figure.title, *("-" if value is None else f"{value:.3g}" for value in values)])
     return Table(["behaviour", *(item.cell.label for item in scored)], rows)
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_environments.description import Description
+from agent_environments.description import OWN_BEHAVIOR, Description
 from loop_formats.collection_request import CollectionRequest
 from loop_formats.rollout import Rollout
 from loop_formats.run_files import read_rollouts, write_rollouts
+from loop_formats.run_folder import write_description
 from loop_recipes.evaluation.comparison import compare, comparison_document
 from loop_recipes.evaluation.groups import task_groups
 from loop_recipes.evaluation.scores import NamedResults, TaskResult, score
@@ -84,5 +85,6 @@ def test_any_text_is_stored_looked_at_and_drawn(tmp_path):
     data = RunData(tmp_path)
     assert [entry["task"] for entry in data.summaries("run-i0001")][::2] == NASTY
     assert [data.rollout("run-i0001", 1 + 2 * place)["task_id"] for place in range(len(NASTY))] == NASTY
+    write_description(tmp_path, Description(behavior=OWN_BEHAVIOR))
     for task in ("$x_{1", "a/b c"):
         assert plot(["--rollouts", str(tmp_path), "--task", task]) == 0

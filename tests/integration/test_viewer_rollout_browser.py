@@ -41,6 +41,8 @@ async def test_a_turn_that_failed_or_was_cut_is_seen_in_every_world(run_folder, 
             "Error: no such tool",
         ]
         assert "cut off by the limit of tokens" in await page.inner_text(".message.cut")
+        ended = f"the episode ended: {line['end_reason']}, reward {line['reward']:.3f}"
+        assert (await page.inner_text(".conversation")).endswith(ended)
         troubles = "[...document.querySelectorAll('.failed, .cut')]"
         for place in (0, 1, 2, 0):
             await page.keyboard.press("e")

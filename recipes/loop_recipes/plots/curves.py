@@ -159,8 +159,9 @@ def learning_curve(curves: Sequence[Curve]) -> Figure:
     """Plot reward and success over iterations; diamonds are evaluations on dev tasks. If there are too many curves for
     one panel, each has its own."""
     apart, titles = len(curves) > len(COLOURS), {"reward": "mean reward", "success": "share of rollouts that solve"}
-    if all(line.get("reward") == line.get("success") for curve in curves for run in curve.runs for line in run):
-        titles = {"success": "share of rollouts that solve, which is the reward"}
+    lines = [line for curve in curves for run in curve.runs for line in run]
+    if all(line.get(f"{of}reward") == line.get(f"{of}success") for line in lines for of in ("", "dev_")):
+        titles = {"success": "mean reward, equal to the share that solve"}
     figure, grid = panels(len(curves) if apart else len(titles), 15.0 if apart else 20.0, sharex=True)
     for place, (key, title) in enumerate(titles.items()):
         for number, curve in enumerate(curves):

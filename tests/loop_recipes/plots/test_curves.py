@@ -265,7 +265,7 @@ def test_every_axis_of_every_figure_is_named(tmp_path):
             assert not any("mathdefault" in name for name in names)
             assert figure.bbox.x1 >= axes.title.get_window_extent().x1, "a title is cut off"
     same = write_run(tmp_path / "same", [0.1] * 6, success=0.1)
-    assert len(learning_curve([parse_curve(str(same))]).axes) == 1, "the reward is the success"
+    assert len(learning_curve([parse_curve(str(same))]).axes) == 1, "reward and success are equal"
     figure = training([curve])
     figure.canvas.draw()
     for axes in filter(Axes.get_visible, figure.axes):

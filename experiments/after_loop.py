@@ -110,7 +110,7 @@ ARMS = {
     "lag_4": Arm("stream, lag of at most 4", lag(4), claim=TINKER),
     "shuffled": Arm("control: shuffled advantages", (SHUFFLED,), claim="must learn nothing", side=-1),
 }
-IN_QUEST = (BASE, "group_32", "tokens", "shuffled")
+IN_QUEST = (BASE, "group_32", "tokens", "lag_0", "lag_4", "shuffled")
 
 
 def trained_tiny(arm: Arm, steps: Steps, run: Path, seed: int, args: argparse.Namespace) -> list[TaskResult]:

@@ -2,8 +2,9 @@
 
 A group is the rollouts of a task that was drawn once. The node works on groups in the order in which they were opened,
 and waits for no iteration. An iteration takes the first ``tasks`` groups that are whole; the others go on, and are
-taken later. No group gets too old: only as many are open as the iterations that may still use them take. Where an
-iteration would leave more groups than later ones can take before they are too old, it takes these first, whole or at
+taken later. While the next iteration's groups are whole already, no group starts: it would only get older until the
+trainer comes to it. No group gets too old: only as many are open as the iterations that may still use them take. Where
+an iteration would leave more groups than later ones can take before they are too old, it takes these first, whole or at
 their floor.
 
 The simulation of ``benchmarks/scheduling.py`` drives this same class.
@@ -68,17 +69,18 @@ class GroupStream:
     durations: list[float] = field(default_factory=list)
 
     def due(self, updating: bool = False) -> int:
-        """Return how many groups to open now, so that one iteration's groups wait but none becomes too old.
+        """Return how many groups to open now, so that one iteration's groups wait but none becomes too old; none while
+        the next iteration's groups have ended.
 
         Args:
             updating: true if an iteration has taken its groups, and its version is still to come.
         """
-        waiting = sum(not group.seconds and not group.ended for group in self.groups.values())
-        return max(0, min(self.tasks - waiting, self.most_open(updating) - len(self.groups)))
-
-    def most_open(self, updating: bool = False) -> int:
-        """Return how many groups can be used before they are too old, if each iteration takes ``tasks`` groups."""
-        return (self.lag - self.every + 2 - updating) * self.tasks
+        groups = self.groups.values()
+        if sum(group.ended for group in groups) >= self.tasks:
+            return 0
+        waiting = sum(not group.seconds and not group.ended for group in groups)
+        usable_in_time = (self.lag - self.every + 2 - updating) * self.tasks
+        return max(0, min(self.tasks - waiting, usable_in_time - len(groups)))
 
     def open(self, version: int) -> int:
         """Record a new group, opened while ``version`` is the newest served version; return the group's number."""

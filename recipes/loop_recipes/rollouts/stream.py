@@ -201,9 +201,7 @@ class Stream:
             new[number] = self._plan.group(number, iteration, served, adapter)
         self._note(json.dumps({"opened": number, "request": each.to_dict()}) for number, each in new.items())
         self._requests |= new
-        groups = self._groups.groups.values()
-        begun = all(group.seconds or group.ended for group in groups)
-        self._paced = begun and len(groups) >= self._groups.most_open(updating)
+        self._paced = all(group.seconds or group.ended for group in self._groups.groups.values())
         for request in new.values():
             source.start(request)
 

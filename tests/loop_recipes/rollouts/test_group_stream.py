@@ -54,6 +54,23 @@ def test_a_group_that_runs_for_long_is_ended_at_its_floor_once_the_median_is_kno
     assert [group.number for group in groups.late()] == [0]
 
 
+def test_a_node_that_is_faster_than_the_trainer_does_not_run_ahead():
+    groups, lags = stream(lag=4), []
+
+    def open_and_end(version, updating):
+        for _ in range(groups.due(updating)):
+            groups.open(version)
+        groups.note([at(number, 4, 1.0, ended=True) for number in groups.groups], version)
+
+    for version in range(8):
+        open_and_end(version, updating=False)
+        chosen = groups.choose(version)
+        lags.append(version - min(group.oldest for group in chosen))
+        groups.take(chosen)
+        open_and_end(version, updating=True)
+    assert lags == [0, 1, 1, 1, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_is_older_than_it_may_be_whatever_comes_first(seed):
     """Groups that start, grow and end in any order, versions that are served late, and a process that begins anew."""

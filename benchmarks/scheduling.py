@@ -11,9 +11,10 @@ depend on how many slots are in use, so the rows show the effect of order and st
 
 ``ours_stream`` is ``collection.stream: true``: loop_recipes.rollouts.group_stream.GroupStream over the same
 collectors, a group each, for ``--iterations`` iterations with a policy lag of at most 4, beside ``ours`` for as many.
-At each publication every running episode takes ``--prefill-s`` longer. Its metrics: ``kept_per_slot_hour_ratio``
+At each publication every running episode takes ``--prefill-s`` longer. An update takes ``--update-s``; the stream
+samples meanwhile, ``ours`` does not. Its metrics: ``kept_per_slot_hour_ratio``
 (rollouts that count, an hour and slot, over those of ``ours``), ``given_up_fraction`` (episodes that were cut off, of
-all), ``lag_mean`` and ``lag_max`` (versions between a group's first turn and its update). Updates take no time.
+all), ``lag_mean`` and ``lag_max`` (versions between a group's first turn and its update).
 
 Durations: ``long_tailed`` is log-normal, median 60 s, with a factor per task (sigma 0.5) times one per rollout (sigma
 0.7). ``measured`` draws tasks, and rollouts of them, from the log files given with --rollouts. With ``stuck``, 2 % of
@@ -112,10 +113,14 @@ class Stream:
     Args:
         draw: the durations of 40 tasks at a time.
         prefill_s: seconds that every running episode loses when a version is published.
+        update_s: seconds of an update. As in a run, groups are opened at its start, and not during it.
     """
 
-    def __init__(self, draw: Callable[[random.Random], Durations], seed: int, slots: int, prefill_s: float) -> None:
-        self._draw, self._rng, self._slots, self._prefill_s = draw, random.Random(seed), slots, prefill_s
+    def __init__(
+        self, draw: Callable[[random.Random], Durations], seed: int, slots: int, prefill_s: float, update_s: float
+    ) -> None:
+        self._draw, self._rng, self._slots = draw, random.Random(seed), slots
+        self._prefill_s, self._update_s = prefill_s, update_s
         self._stream = GroupStream(TASKS, ROLLOUTS, FLOOR, FRACTION, LAG)
         self._drawn: list[list[float]] = []
         self._seconds: dict[int, list[float]] = {}
@@ -140,6 +145,7 @@ class Stream:
                 self._end(group.number)
             if (chosen := self._stream.choose(self._version)) is not None:
                 self._take(chosen)
+                self._update()
             elif self._running:
                 self._next()
         return self
@@ -200,20 +206,31 @@ class Stream:
             self.lags.append(self._version - self._started.pop(group.number)[1])
         durations = [second for group in chosen for second in self._seconds.pop(group.number)]
         self._stream.take(chosen, durations)
+
+    def _update(self) -> None:
+        done = self._now + self._update_s
+        for _ in range(self._stream.due(updating=True)):
+            self._open()
+        self._start()
+        while self._running and self._running[0][0] < done:
+            self._next()
+            self._start()
+        self._now = done
         self._version += 1
         self._running = [(end + self._prefill_s, number, index) for end, number, index in self._running]
 
 
 def stream_metrics(
-    draw: Callable[[random.Random], Durations], slots: int, iterations: int, prefill_s: float
+    draw: Callable[[random.Random], Durations], slots: int, iterations: int, prefill_s: float, update_s: float
 ) -> Metrics:
     """Compare the stream with as many collections in turn, of the same kind of durations."""
     request, metrics = collection(), defaultdict[str, float](float)
     for seed in range(STREAM_DRAWS):
         rng = random.Random(seed)
         today = [simulate(Collector(request), draw(rng), slots) for _ in range(iterations)]
-        stream = Stream(draw, seed, slots, prefill_s).run(iterations)
-        rate = sum(each.kept for each in today) / sum(each.makespan for each in today) / slots * 3600
+        stream = Stream(draw, seed, slots, prefill_s, update_s).run(iterations)
+        seconds = sum(each.makespan + update_s for each in today)
+        rate = sum(each.kept for each in today) / seconds / slots * 3600
         metrics["kept_per_slot_hour_ratio"] += stream.rate / rate / STREAM_DRAWS
         metrics["given_up_fraction"] += stream.given_up / (stream.kept + stream.given_up) / STREAM_DRAWS
         metrics["lag_mean"] += statistics.mean(stream.lags) / STREAM_DRAWS
@@ -307,6 +324,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--iterations", type=int, default=20, help="of the stream, and of what it is compared with")
     parser.add_argument("--prefill-s", type=float, nargs="*", default=[2.0, 0.0, 6.0])
+    parser.add_argument("--update-s", type=float, nargs="*", default=[0.0, 600.0])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     distributions: dict[str, Callable[[random.Random], Durations]] = {"long_tailed": long_tailed}
@@ -333,9 +351,10 @@ def main() -> None:
     print(f"{'case':66}" + "".join(f"{name:>26}" for name in STREAM_UNITS))
     for name, draw in distributions.items():
         for kind, drawn in ((name, draw), (f"{name}_stuck", with_stuck(draw))):
-            for slots, prefill_s in itertools.product(SLOTS, options.prefill_s):
-                metrics = stream_metrics(drawn, slots, options.iterations, prefill_s)
+            for slots, prefill_s, update_s in itertools.product(SLOTS, options.prefill_s, options.update_s):
+                metrics = stream_metrics(drawn, slots, options.iterations, prefill_s, update_s)
                 suffix = "" if prefill_s == options.prefill_s[0] else f"_prefill_{prefill_s:g}_s"
+                suffix += "" if update_s == options.update_s[0] else f"_update_{update_s:g}_s"
                 case = f"ours_stream 240_episodes_{slots}_slots_{kind}{suffix}"
                 print(f"{case:66}" + "".join(f"{metrics[metric]:26.3f}" for metric in STREAM_UNITS), flush=True)
                 rows += [{"case": case, "metric": m, "value": metrics[m], "unit": u} for m, u in STREAM_UNITS.items()]

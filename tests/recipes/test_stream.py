@@ -35,6 +35,7 @@ from support.stream_node import FLOOR, ROLLOUTS, StreamDisk, train_streamed
 from support.waiting import DEADLINE_S
 
 TASKS, EPS = 3, 0.2
+PINNED = {"policy_mode": "pinned", "max_policy_lag": 1}
 
 
 @pytest.fixture
@@ -137,9 +138,7 @@ def test_a_stream_that_was_killed_loses_nothing_and_takes_nothing_twice(run, con
     used = {each["group"] for groups in taken(folder).values() for each in groups}
     state = json.loads((latest_checkpoint(folder / "checkpoints") / "state.json").read_text())
     still_open = {group["number"] for group in state["stream"]["groups"]}
-    assert {parse_collection_id(name).group for name in ended - used} <= still_open, (
-        "what was finished can be taken yet"
-    )
+    assert {parse_collection_id(name).group for name in ended - used} <= still_open, "they can be taken yet"
     again = replayed(config, folder, disk, max_policy_lag=2)
     assert adapters(again) == adapters(folder)
 
@@ -149,15 +148,10 @@ def test_two_ranks_take_the_groups_that_one_does_and_learn_the_same(config, tmp_
     one, two = tmp_path / "one", tmp_path / "two"
     train_streamed(config, one, StreamDisk(), {"max_policy_lag": 2})
     on_ranks(2, train_streamed, config, two, StreamDisk(), {"max_policy_lag": 2})
-    chosen = [
-        [
-            (parse_collection_id(each["group"]).group, each["versions"])
-            for groups in taken(run).values()
-            for each in groups
-        ]
-        for run in (one, two)
-    ]
-    assert chosen[0] == chosen[1]
+    chosen = [[each for groups in taken(run).values() for each in groups] for run in (one, two)]
+    for alone, shared in zip(*chosen, strict=True):
+        assert parse_collection_id(alone["group"]).group == parse_collection_id(shared["group"]).group
+        assert alone["versions"] == shared["versions"]
     for alone, shared in zip(read_metrics(one), read_metrics(two), strict=True):
         for key in ("loss", "grad_norm", "reward", "rollouts", "lag_mean", "dropped_rollouts", "open_groups"):
             assert shared[key] == pytest.approx(alone[key], rel=1e-4, abs=1e-6), (alone["iteration"], key)
@@ -187,9 +181,8 @@ def test_a_run_that_goes_back_begins_its_stream_where_the_checkpoint_was(run, tm
     run("run", disk, max_policy_lag=1)
     assert list(taken(folder)) == [1, 2, 3, 4]
     assert taken(folder)[1] == before[1]
-    assert [each["group"] for each in taken(folder)[2]] == [each["group"] for each in before[2]], (
-        "it was chosen under it"
-    )
+    again = [each["group"] for each in taken(folder)[2]]
+    assert again == [each["group"] for each in before[2]], "chosen under version 1"
     run("run", StreamDisk(), max_policy_lag=1)  # all iterations are done: another node has nothing to stop
     assert list(taken(folder)) == [1, 2, 3, 4]
 
@@ -197,12 +190,8 @@ def test_a_run_that_goes_back_begins_its_stream_where_the_checkpoint_was(run, tm
 @pytest.mark.parametrize(
     ("servers", "collection", "message"),
     [
-        (
-            {},
-            {"policy_mode": "pinned", "max_policy_lag": 1},
-            r"node\.servers\.max_loras is 2; .* it must be at least 3",
-        ),
-        ({"max_loras": 3}, {"policy_mode": "pinned", "max_policy_lag": 1}, None),
+        ({}, PINNED, r"node\.servers\.max_loras is 2; .* it must be at least 3"),
+        ({"max_loras": 3}, PINNED, None),
         ({}, {"max_policy_lag": 4}, None),
     ],
 )
@@ -306,12 +295,7 @@ TAKEN = '{"taken": {"group": "a", "iteration": 2}}\n'
         (STATE, OPENED + TAKEN, True, ""),
         (STATE, TAKEN, False, "stream.jsonl:1 is not a line of this stream; remove it and the lines after it"),
         (STATE, "{oops\n", False, "stream.jsonl:1 is not a JSON object"),
-        (
-            STATE | {"groups": [vars(Group(0, 0))]},
-            "",
-            False,
-            "stream.jsonl does not say what group 0 is; bring the file",
-        ),
+        (STATE | {"groups": [vars(Group(0, 0))]}, "", False, "stream.jsonl does not say what group 0 is; bring"),
     ],
 )
 @pytest.mark.fault("a resumed run ended with a traceback because its stream began only now, or had a damaged line")

@@ -12,9 +12,9 @@ depend on how many slots are in use, so the rows show the effect of order and st
 ``ours_stream`` is ``collection.stream: true``: loop_recipes.rollouts.group_stream.GroupStream over the same
 collectors, a group each, for ``--iterations`` iterations with a policy lag of at most 4, beside ``ours`` for as many.
 At each publication every running episode takes ``--prefill-s`` longer. An update takes ``--update-s``; the stream
-samples meanwhile, ``ours`` does not. Its metrics: ``kept_per_slot_hour_ratio``
-(rollouts that count, an hour and slot, over those of ``ours``), ``given_up_fraction`` (episodes that were cut off, of
-all), ``lag_mean`` and ``lag_max`` (versions between a group's first turn and its update).
+samples meanwhile, ``ours`` does not. Its metrics: ``kept_per_slot_hour_ratio`` (rollouts that count, an hour and slot,
+over those of ``ours``), ``given_up_fraction`` (episodes that were cut off, of all), ``lag_mean`` and ``lag_max``
+(versions between a group's first turn and its update).
 
 Durations: ``long_tailed`` is log-normal, median 60 s, with a factor per task (sigma 0.5) times one per rollout (sigma
 0.7). ``measured`` draws tasks, and rollouts of them, from the log files given with --rollouts. With ``stuck``, 2 % of

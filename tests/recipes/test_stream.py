@@ -283,6 +283,7 @@ async def test_a_real_node_streams_with_versions_that_take_over_in_mid_episode(p
 
 
 STATE = {"opened": 1, "groups": [], "durations": []}
+ONE_OPEN = STATE | {"groups": [vars(Group(0, 0))]}
 REQUEST = CollectionRequest("a", ["task_1"], 4, 0, 2)
 OPENED = json.dumps({"opened": 1, "request": REQUEST.to_dict()}) + "\n"
 TAKEN = '{"taken": {"group": "a", "iteration": 2}}\n'
@@ -295,7 +296,7 @@ TAKEN = '{"taken": {"group": "a", "iteration": 2}}\n'
         (STATE, OPENED + TAKEN, True, ""),
         (STATE, TAKEN, False, "stream.jsonl:1 is not a line of this stream; remove it and the lines after it"),
         (STATE, "{oops\n", False, "stream.jsonl:1 is not a JSON object"),
-        (STATE | {"groups": [vars(Group(0, 0))]}, "", False, "stream.jsonl does not say what group 0 is; bring"),
+        (ONE_OPEN, "", False, "stream.jsonl does not say what group 0 is; bring the file"),
     ],
 )
 @pytest.mark.fault("a resumed run ended with a traceback because its stream began only now, or had a damaged line")

@@ -124,7 +124,7 @@ METRICS: dict[str, str] = {
     "gap_verdict": "ok, drift or broken; none when nothing was kept",
     "seconds_collecting": "on the rollout node: from the first episode to the end of the collection",
     "seconds_waiting": "the trainer had nothing to do but wait for rollouts",
-    "seconds_paced": "the node had no group to begin, since it would only have become older; only of a stream",
+    "seconds_paced": "at least so long the node had no group to begin: it would only have aged; only of a stream",
     "seconds_recomputing": "old (and reference) log-probs",
     "seconds_updating": "forward, backward and optimizer steps",
     "seconds_publishing": "exporting the adapter that this iteration was sampled with, and having the servers load it; "

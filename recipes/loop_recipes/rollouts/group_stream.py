@@ -79,8 +79,11 @@ class GroupStream:
         if sum(group.ended for group in groups) >= self.tasks:
             return 0
         waiting = sum(not group.seconds and not group.ended for group in groups)
-        usable_in_time = (self.lag - self.every + 2 - updating) * self.tasks
-        return max(0, min(self.tasks - waiting, usable_in_time - len(groups)))
+        return max(0, min(self.tasks - waiting, self.most_open(updating) - len(groups)))
+
+    def most_open(self, updating: bool = False) -> int:
+        """Return how many groups can be used before they are too old, if each iteration takes ``tasks`` groups."""
+        return (self.lag - self.every + 2 - updating) * self.tasks
 
     def open(self, version: int) -> int:
         """Record a new group, opened while ``version`` is the newest served version; return the group's number."""

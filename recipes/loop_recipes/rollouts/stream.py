@@ -79,10 +79,14 @@ class Stream:
         """The groups that the iteration under way had taken when its run was killed."""
         self._last_take = self._looked = running_time.now()
         self._paced, self._paced_s = False, 0.0
+        self._opened_before = 0
+        """Groups that a process opened which died before the first checkpoint; the node may have finished them."""
         file = folder / STREAM_FILE
-        if not state:
+        if not state and iterations_done == 0 and file.exists():
+            self._opened_before = sum("opened" in line for line in file.read_text(errors="replace").splitlines())
+        if not state and not self._opened_before:
             file.unlink(missing_ok=True)
-        else:
+        if state:
             with raised_as(ConfigError, "resume_from_checkpoint: "):
                 self._go_on(file, iterations_done, state, give_up)
         self._log = AppendLog(file, lambda record: True)
@@ -196,10 +200,16 @@ class Stream:
         """Update the open groups, and open those that are due."""
         self._look(source, served)
         new = {}
-        for _ in range(self._groups.due(updating)):
+        again, self._opened_before = min(self._opened_before, self._groups.most_open()), 0
+        for _ in range(again or self._groups.due(updating)):
             number = self._groups.open(served)
             new[number] = self._plan.group(number, iteration, served, adapter)
-        self._note(json.dumps({"opened": number, "request": each.to_dict()}) for number, each in new.items())
+        lines = [json.dumps({"opened": number, "request": each.to_dict()}) for number, each in new.items()]
+        if again:
+            write_whole(self._log.path, "".join(f"{line}\n" for line in lines))
+            self._log = AppendLog(self._log.path, lambda record: True)
+        else:
+            self._note(lines)
         self._requests |= new
         self._paced = all(group.seconds or group.ended for group in self._groups.groups.values())
         for request in new.values():
